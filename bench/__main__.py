@@ -48,6 +48,7 @@ from bench.startup import startup
 from bench.steps import steps
 from bench.streams import streams
 from bench.teams import teams
+from bench.teams_protocols import teams_protocols
 
 BENCHMARKS: dict[str, Benchmark] = {
     "workload": workload,
@@ -88,6 +89,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "search-postgres": search_postgres,
     "snapshots": snapshots,
     "snapshot-restore": snapshot_restore,
+    "teams-protocols": teams_protocols,
 }
 _LAYOUT = "{:<37}{:>16}{:>10}{:>10}{:>9}  {:<12}{:<6}{}"
 

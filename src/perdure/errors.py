@@ -15,6 +15,7 @@ translated where they arise, in `perdure.storage`, and kept as `__cause__`.
     │   ├── Unstorable         a value that cannot be saved; names its path; nothing was written
     │   ├── UnknownType        a stored value of a class this process does not know or trust
     │   └── Undecodable        stored text that is not ours, is cut short, or breaks a limit
+    ├── BatchRefused           what another store of a team sent was not taken; nothing changed
     ├── NoProgress             compaction did not make a scratchpad small enough; nothing was added
     ├── Damaged                a record failed its checks and no valid one could stand in for it
     ├── RunError               a durable run
@@ -122,6 +123,11 @@ class Undecodable(ValueProblem):
 
 class NoProgress(PerdureError):
     """Compaction did not make enough room. Nothing was added; compacting again would not help."""
+
+
+class BatchRefused(PerdureError):
+    """What another store of a team sent was not taken, and nothing changed: it is forged, too large, or of another
+    team, or one of the two stores was put back to an old backup."""
 
 
 class Damaged(PerdureError):

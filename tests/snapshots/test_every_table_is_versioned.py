@@ -19,8 +19,12 @@ from perdure.storage.program import Batch, Program, Sql, Statement, drive, read,
 
 ROUNDS = 100 if SOAK else 12
 STORES = pytest.mark.parametrize("store", ["sqlite", "memory", "postgres"], indirect=True)
-# Of the store itself; what was erased, which no snapshot may bring back; what running steps emit; what operators did.
-_UNVERSIONED = {"tenant", "tenant_key", "tenant_role", "copy", "erased", "run_count", "emitted", "operator_action"}
+# Of the store itself; what was erased, which no snapshot may bring back; what running steps emit; what operators did;
+# what stores of a team agreed on, which a restore changes by their protocol alone.
+_UNVERSIONED = {
+    *("tenant", "tenant_key", "tenant_role", "copy", "erased", "run_count", "emitted", "operator_action"),
+    *("team_store", "team_view", "peer_key"),
+}
 _NOT_COPIED = {"thread": {"owner"}}  # columns that are of this store alone: transfers leave them out
 _COLUMNS = Sql(
     sqlite="""SELECT t.name, c.name, c.type FROM sqlite_schema t, pragma_table_info(t.name) c

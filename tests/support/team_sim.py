@@ -15,21 +15,20 @@ from dataclasses import dataclass, field
 from perdure.teams.protocol import (
     Accept,
     Acknowledged,
-    Batch,
     Command,
-    Cut,
-    Frame,
+    CutHere,
     GoBack,
-    Marks,
     Member,
     Parted,
+    PeerBatch,
+    PeerFrame,
     ReadRegister,
     Saved,
     contradiction,
     in_flight,
     may_leave,
 )
-from perdure.teams.views import Started, View
+from perdure.teams.views import Started, TeamView
 
 TEAM = "sim"
 SCENARIOS = ("all", "churn", "restore", "quiet", "snapshots")
@@ -37,6 +36,13 @@ SCENARIOS = ("all", "churn", "restore", "quiet", "snapshots")
 
 class Violation(Exception):
     """The protocol has broken a promise."""
+
+
+class NoChain(Member):
+    """Trusts numbers alone."""
+
+    def _parted(self, batch: PeerBatch, acked_link: bytes | None) -> Parted | None:
+        return None
 
 
 @dataclass
@@ -52,7 +58,7 @@ class Body:
 class Frozen:
     """A store's snapshot: what the product's would have, and ghosts."""
 
-    cut: Cut
+    cut: CutHere
     saved: Saved
     held: frozenset[int]
     mailbox: tuple[Body, ...]
@@ -66,10 +72,10 @@ class SimStore:
     """One store: what is committed, and the snapshots."""
 
     member: Member
-    view: View
+    view: TeamView
     held: set[int] = field(default_factory=set)
     mailbox: list[Body] = field(default_factory=list)
-    outbox: dict[str, list[Frame]] = field(default_factory=dict)
+    outbox: dict[str, list[PeerFrame]] = field(default_factory=dict)
     in_hand: bool = False
     down: bool = False
     clock: Counter[str] = field(default_factory=Counter)
@@ -85,7 +91,7 @@ class SimStore:
     def others(self) -> list[str]:
         return [name for name in self.view.members if name != self.name]
 
-    def freeze(self, cut: Cut) -> Frozen:
+    def freeze(self, cut: CutHere) -> Frozen:
         marks = {peer: copy(marks) for peer, marks in self.member.marks.items()}
         outbox = {target: tuple(frames) for target, frames in self.outbox.items()}
         return Frozen(
@@ -100,7 +106,7 @@ class SimStore:
 
     def thaw(self, frozen: Frozen | None, *, keep_marks: bool = False) -> None:
         """Become what a snapshot shows; None: the store was not there yet."""
-        frozen = frozen or Frozen(Cut(0, 0, 0), Saved({}, {}), frozenset(), (), {}, {}, {})
+        frozen = frozen or Frozen(CutHere(0, 0, 0), Saved({}, {}), frozenset(), (), {}, {}, {})
         if not keep_marks:
             self.member.marks = {peer: copy(marks) for peer, marks in frozen.saved.marks.items()}
         self.outbox = {target: list(frames) for target, frames in frozen.saved.outbox.items()}
@@ -138,7 +144,7 @@ class Sim:
         self.member, self.induced, self.steps = member, induced, steps
         self.leave_early, self.marks_outside = leave_early, marks_outside
         names = tuple(f"s{number}" for number in range(self.rng.randint(2, 5)))
-        self.view = View(members=names)
+        self.view = TeamView(members=names)
         self.stores: dict[str, SimStore] = {}
         for name in names:
             self.add(name)
@@ -146,7 +152,7 @@ class Sim:
         for coin in self.coins:
             self.stores[names[coin % len(names)]].held.add(coin)
         self.bodies: list[Body] = []
-        self.wire: list[Batch] = []
+        self.wire: list[PeerBatch] = []
         self.partitions: set[frozenset[str]] = set()
         self.left: set[str] = set()
         self.checked: set[tuple[int, int]] = set()
@@ -164,7 +170,7 @@ class Sim:
         """Do what the protocol says, in its order."""
         for command in commands:
             match command:
-                case Cut():
+                case CutHere():
                     store.frozen.append(store.freeze(command))
                 case Acknowledged(target, upto):
                     store.outbox[target] = [frame for frame in store.outbox.get(target, []) if frame.seq > upto]
@@ -185,7 +191,7 @@ class Sim:
     def transaction(self, store: SimStore, commands: Sequence[Command]) -> bool:
         """Carry out commands. Return whether the store has cut: it then tells all others."""
         self.carry_out(store, commands)
-        if not any(isinstance(command, Cut) for command in commands):
+        if not any(isinstance(command, CutHere) for command in commands):
             return False
         for target in store.others:
             if self.rng.random() < 0.8:  # else a crash after the commit, before the send
@@ -204,7 +210,7 @@ class Sim:
     def flush(self, store: SimStore, target: str) -> None:
         self.put(store.member.batch(target, store.outbox.get(target, ())))
 
-    def put(self, batch: Batch) -> None:
+    def put(self, batch: PeerBatch) -> None:
         if frozenset((batch.source, batch.target)) in self.partitions:
             return
         parts = [batch]
@@ -228,7 +234,7 @@ class Sim:
         if batch.frames and self.rng.random() < 0.7:
             self.put(store.member.batch(batch.source))  # acknowledges
 
-    def receive(self, store: SimStore, batch: Batch) -> bool:
+    def receive(self, store: SimStore, batch: PeerBatch) -> bool:
         return self.transaction(store, store.member.receive(batch, store.link_at(batch.source, batch.ack)))
 
     def turn(self, store: SimStore) -> None:
@@ -316,7 +322,7 @@ class Sim:
 
     def keep_backup(self) -> None:
         store = self.rng.choice(self.live())
-        self.backup = (store.name, store.freeze(Cut(0, 0, 0)), store.member.cut)
+        self.backup = (store.name, store.freeze(CutHere(0, 0, 0)), store.member.cut)
 
     def put_backup_back(self) -> None:
         """Put one store back to what it was, behind the team's back, once others have taken what it sent since."""
@@ -474,60 +480,3 @@ def violations(seeds: Iterable[int], scenario: str = "", **options: object) -> t
         counts += sim.counts
         counts["parted"] += bool(sim.parted)
     return wrong, counts
-
-
-# What the protocol would be without one of its rules: the checkers must notice.
-
-
-class NoCutOnSight(Member):
-    """Ignores the cut that a batch carries."""
-
-    def receive(self, batch: Batch, acked_link: bytes | None = None) -> list[Command]:
-        return super().receive(batch._replace(cut=0), acked_link)
-
-
-class CutsAfter(Member):
-    """Delivers first and cuts then."""
-
-    def receive(self, batch: Batch, acked_link: bytes | None = None) -> list[Command]:
-        return [*super().receive(batch._replace(cut=self.cut), acked_link), *self.begin(batch.cut)]
-
-
-class AcknowledgesFirst(Member):
-    """Empties the outbox before it cuts."""
-
-    def receive(self, batch: Batch, acked_link: bytes | None = None) -> list[Command]:
-        first = super().receive(batch._replace(cut=self.cut, frames=()), acked_link)
-        return [*first, *super().receive(batch, acked_link)]
-
-
-class TakesTwice(Member):
-    """Takes each frame that arrives, whatever it has taken."""
-
-    def _take(self, batch: Batch) -> list[Command]:
-        marks = self.marks.setdefault(batch.source, Marks())
-        for frame in batch.frames:
-            if frame.seq == marks.received + 1:
-                marks.received, marks.received_link = frame.seq, frame.link
-        return [Accept(batch.source, frame) for frame in batch.frames]
-
-
-class JoinsBlindly(Member):
-    """Believes the register's members before it has reached the register's cut."""
-
-    def learn(self, view: View) -> list[Command]:
-        return super().learn(view) if view.era > self.era else []
-
-
-class NoChain(Member):
-    """Trusts numbers alone."""
-
-    def _parted(self, batch: Batch, acked_link: bytes | None) -> Parted | None:
-        return None
-
-
-class NoEras(NoChain):
-    """Takes batches of any era. The chain of hashes would notice too."""
-
-    def receive(self, batch: Batch, acked_link: bytes | None = None) -> list[Command]:
-        return super().receive(batch._replace(era=self.era), acked_link)

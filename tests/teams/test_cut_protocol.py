@@ -6,20 +6,12 @@ from typing import Any
 
 import pytest
 from soak import SOAK
-from team_sim import (
-    AcknowledgesFirst,
-    CutsAfter,
-    JoinsBlindly,
-    NoChain,
-    NoCutOnSight,
-    NoEras,
-    TakesTwice,
-    violations,
-)
+from team_faults import AcknowledgesFirst, CutsAfter, JoinsBlindly, NoCutOnSight, NoEras, TakesTwice
+from team_sim import NoChain, violations
 
 from perdure.errors import Undecodable, UsageError
 from perdure.teams.protocol import Accept, Member, Parted
-from perdure.teams.views import View
+from perdure.teams.views import TeamView
 
 EPOCH_SEEDS, INDUCED_SEEDS, CONTROL_SEEDS = (10_000, 5_000, 400) if SOAK else (1_000, 500, 40)
 CONTROLS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -104,9 +96,9 @@ def test_a_changed_body_is_refused_and_the_next_honest_batch_is_taken() -> None:
 
 
 def test_a_view_is_read_back_and_damaged_text_is_refused() -> None:
-    view = View(members=("a", "b")).start().drain("b").restore(1, 4)
-    assert View.decode(view.encode()) == view
+    view = TeamView(members=("a", "b")).start().drain("b").restore(1, 4)
+    assert TeamView.decode(view.encode()) == view
     with pytest.raises(Undecodable, match="agreed on"):
-        View.decode(b"{")
+        TeamView.decode(b"{")
     with pytest.raises(UsageError, match="has no cut 7; it has 1"):
         view.restore(7, 7)

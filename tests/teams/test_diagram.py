@@ -8,14 +8,14 @@ import pytest
 
 from perdure.teams.diagram import diagram
 from perdure.teams.explain import TeamFacts, explain
-from perdure.teams.recovery import Message
+from perdure.teams.recovery import SentMessage
 
 SVG = "{http://www.w3.org/2000/svg}"
 TURNS = {"planner": 3, "writer": 2, "critic": 1}
 MESSAGES = [
-    Message("planner", 1, "writer", 1),
-    Message("writer", 1, "critic", 1),
-    Message("planner", 3, "writer", None),
+    SentMessage("planner", 1, "writer", 1),
+    SentMessage("writer", 1, "critic", 1),
+    SentMessage("planner", 3, "writer", None),
 ]
 
 
@@ -38,7 +38,7 @@ def test_a_cut_shows_what_is_in_flight_and_what_is_an_orphan() -> None:
     "name", ["<script>alert(1)</script>", '"><image href="x"', "a\x00b\x1f", "\ud800", "名" * 5000]
 )
 def test_a_hostile_name_is_text(name: str) -> None:
-    text = diagram({name: 2, "b": 1}, [Message(name, 1, "b", 1)], title=name)
+    text = diagram({name: 2, "b": 1}, [SentMessage(name, 1, "b", 1)], title=name)
     assert len(text.encode()) < 20_000
     image = ElementTree.fromstring(text)
     assert {element.tag.removeprefix(SVG) for element in image.iter()} <= {
@@ -48,14 +48,14 @@ def test_a_hostile_name_is_text(name: str) -> None:
 
 def test_a_huge_team_is_drawn_in_part_and_the_picture_says_so() -> None:
     turns = {f"member {number}": 10_000 for number in range(300)}
-    messages = [Message(f"member {n % 300}", 9_990, f"member {(n + 1) % 300}", 9_995) for n in range(20_000)]
+    messages = [SentMessage(f"member {n % 300}", 9_990, f"member {(n + 1) % 300}", 9_995) for n in range(20_000)]
     text = diagram(turns, messages)
     assert len(text) < 2_000_000
     assert "Not shown: 260 members, 395,200 earlier turns, 18,500 messages" in text
 
 
 def test_damaged_rows_in_a_circle_are_drawn_all_the_same() -> None:
-    ElementTree.fromstring(diagram({"a": 1, "b": 1}, [Message("a", 1, "b", 1), Message("b", 1, "a", 1)]))
+    ElementTree.fromstring(diagram({"a": 1, "b": 1}, [SentMessage("a", 1, "b", 1), SentMessage("b", 1, "a", 1)]))
 
 
 def test_the_three_ways_are_explained_with_the_figures_of_the_team() -> None:

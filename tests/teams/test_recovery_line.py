@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from soak import SOAK
 
 from perdure.errors import UsageError
-from perdure.teams.recovery import Message, induced_save, recovery_line
+from perdure.teams.recovery import SentMessage, induced_save, recovery_line
 
 
 class History:
@@ -24,7 +24,7 @@ class History:
         self.turns = dict.fromkeys(self.names, 0)
         self.saves: dict[str, list[int]] = {name: [] for name in self.names}
         self.indexes: dict[str, dict[int, int]] = {name: {} for name in self.names}  # a save's number to its turn
-        self.messages: list[Message] = []
+        self.messages: list[SentMessage] = []
         index = dict.fromkeys(self.names, 0)
         flying: list[tuple[str, int, str, int]] = []
         for _ in range(steps):
@@ -36,13 +36,13 @@ class History:
             self.turns[name] += 1
             if taken:
                 flying.remove(taken)
-                self.messages.append(Message(*taken[:3], self.turns[name]))
+                self.messages.append(SentMessage(*taken[:3], self.turns[name]))
             if rng.random() < 0.8:
                 target = rng.choice([other for other in self.names if other != name])
                 flying.append((name, self.turns[name], target, index[name]))
             if rng.random() < save:
                 self._save(name, index, index[name] + 1)
-        self.messages += [Message(*message[:3], None) for message in flying]
+        self.messages += [SentMessage(*message[:3], None) for message in flying]
 
     def _save(self, name: str, index: dict[str, int], number: int) -> None:
         for between in range(index[name] + 1, number + 1):
@@ -55,7 +55,7 @@ class History:
         return {name: (self.saves[name] or [0])[-1] for name in self.names}
 
 
-def orphans(line: Mapping[str, int], messages: Sequence[Message]) -> bool:
+def orphans(line: Mapping[str, int], messages: Sequence[SentMessage]) -> bool:
     return any(
         message.sent_turn > line[message.member]
         and message.taken_turn is not None
@@ -105,7 +105,11 @@ def test_the_recovery_line_is_the_greatest_state_without_orphans(
 
 
 def test_each_fall_is_explained_in_words() -> None:
-    messages = [Message("writer", 5, "editor", 7), Message("editor", 8, "critic", 2), Message("person", 1, "writer", 5)]
+    messages = [
+        SentMessage("writer", 5, "editor", 7),
+        SentMessage("editor", 8, "critic", 2),
+        SentMessage("person", 1, "writer", 5),
+    ]
     line = recovery_line({"writer": 6, "editor": 9, "critic": 4}, messages, {"writer": 4})
     assert [str(fall) for fall in line.falls] == [
         "writer goes back from turn 6 to turn 4: you asked for it",
@@ -122,7 +126,7 @@ def test_rare_saves_fall_like_dominoes_and_a_save_of_each_turn_does_not() -> Non
     messages = [
         message
         for turn in range(1, 20)
-        for message in (Message("a", turn, "b", turn), Message("b", turn, "a", turn + 1))
+        for message in (SentMessage("a", turn, "b", turn), SentMessage("b", turn, "a", turn + 1))
     ]
     turns, rare = {"a": 20, "b": 20}, {"a": [4, 8, 12, 16, 20], "b": [2, 6, 10, 14, 18]}
     domino = recovery_line(turns, messages, {"a": 16}, saves=rare)

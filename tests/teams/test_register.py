@@ -19,7 +19,7 @@ import perdure
 from perdure.errors import Unavailable, UsageError
 from perdure.storage.program import adrive, drive
 from perdure.teams.register import NatsRegister, Register, RowRegister, change
-from perdure.teams.views import View
+from perdure.teams.views import TeamView
 
 
 class Cluster:
@@ -78,7 +78,7 @@ def races(driver: object, register: Register) -> None:
     """Many start a cut at once: each gets another number, and none is skipped."""
 
     def start(_: int) -> int:
-        return drive(driver, change(register, View.start)).cut  # type: ignore[arg-type]
+        return drive(driver, change(register, TeamView.start)).cut  # type: ignore[arg-type]
 
     drive(driver, change(register, lambda view: view.join("a").join("b")))  # type: ignore[arg-type]
     with ThreadPoolExecutor(4) as threads:
@@ -92,13 +92,13 @@ def test_a_row_agrees_and_only_one_of_several_changes_wins(
     url = str(tmp_path / "s.db") if database == "sqlite" else request.getfixturevalue("postgres_url")
     with perdure.open(url) as store:
         register = RowRegister(store._context, "research")
-        assert drive(store._context.driver, register.read()) == View()
+        assert drive(store._context.driver, register.read()) == TeamView()
         races(store._context.driver, register)
         old = drive(store._context.driver, register.read())
         assert drive(store._context.driver, register.swap(old, old.start()))
         assert not drive(store._context.driver, register.swap(old, old.join("late")))
         other = RowRegister(store.tenant("other")._context, "research")
-        assert drive(store._context.driver, other.read()) == View()
+        assert drive(store._context.driver, other.read()) == TeamView()
 
 
 async def test_the_loss_of_the_leader_costs_seconds_and_no_agreement(cluster: Cluster) -> None:
@@ -108,7 +108,7 @@ async def test_the_loss_of_the_leader_costs_seconds_and_no_agreement(cluster: Cl
             await asyncio.to_thread(races, driver, register)
             await asyncio.to_thread(cluster.kill, await asyncio.to_thread(leader, register))
             start = time.monotonic()
-            view = await adrive(driver, change(register, View.start))
+            view = await adrive(driver, change(register, TeamView.start))
             assert time.monotonic() - start < 10
             assert view.cut == 13
         with closing(NatsRegister(cluster.urls, "research")) as late:

@@ -34,6 +34,7 @@ from perdure.cli import (
     runs,
     schedules,
     snapshots,
+    team_protocols,
     teams,
     thread_control,
     threads,
@@ -58,7 +59,7 @@ MODULES = (
         retention,
         backup,
     ),
-    *(actions, archive, snapshots, teams, forensics, roles, regions, keys),
+    *(actions, archive, snapshots, teams, team_protocols, forensics, roles, regions, keys),
 )
 USAGE, NOT_FOUND, FAILED, INTERRUPTED, PIPE_CLOSED = 2, 3, 4, 130, 141
 

@@ -40,7 +40,7 @@ TEAM_STORE = Table(
         Column("store", "text"),  # this store's name in the team
         Column("era", "int"),
         Column("cut", "int"),
-        Column("view", "text"),  # JSON, as it was read last: see views.py
+        Column("restoring", "int"),  # 1: a restore has begun and not ended: nothing is sent or taken meanwhile
     ),
     ("team",),
     versioned=False,

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from perdure.teams.recovery import Message
+from perdure.teams.recovery import SentMessage
 
 _LANE, _STEP, _LEFT, _TOP = 56, 24, 150, 34
 _MEMBERS_MAX, _TURNS_MAX, _MESSAGES_MAX = 40, 120, 1500
@@ -27,7 +27,11 @@ Turn = tuple[str, int]
 
 
 def diagram(
-    turns: Mapping[str, int], messages: Sequence[Message], cut: Mapping[str, int] | None = None, *, title: str = "Team"
+    turns: Mapping[str, int],
+    messages: Sequence[SentMessage],
+    cut: Mapping[str, int] | None = None,
+    *,
+    title: str = "Team",
 ) -> str:
     """Return a drawing of a team as the text of an SVG image.
 
@@ -54,7 +58,7 @@ def diagram(
     )
 
 
-def _is_shown(message: Message, first: Mapping[str, int]) -> bool:
+def _is_shown(message: SentMessage, first: Mapping[str, int]) -> bool:
     """Return whether both ends are in the picture. What waits has one end: the turn that sent it."""
     if message.member not in first or message.receiver not in first or message.sent_turn < first[message.member]:
         return False
@@ -63,10 +67,10 @@ def _is_shown(message: Message, first: Mapping[str, int]) -> bool:
 
 def _left_out(
     turns: Mapping[str, int],
-    messages: Sequence[Message],
+    messages: Sequence[SentMessage],
     members: Sequence[str],
     first: Mapping[str, int],
-    shown: Sequence[Message],
+    shown: Sequence[SentMessage],
 ) -> str:
     missing = {
         "members": len(turns) - len(members),
@@ -77,7 +81,7 @@ def _left_out(
     return f"Not shown: {words}" if words else ""
 
 
-def _columns(turns: Mapping[str, range], messages: Sequence[Message]) -> dict[Turn, int]:
+def _columns(turns: Mapping[str, range], messages: Sequence[SentMessage]) -> dict[Turn, int]:
     """Return the column of each turn: after the turn before it, and after those that sent what it took."""
     after: dict[Turn, list[Turn]] = {}
     waits: dict[Turn, int] = {(member, turn): 0 for member, numbers in turns.items() for turn in numbers}
@@ -135,7 +139,7 @@ class _Canvas:
             f"{boxes}"
         )
 
-    def message(self, message: Message) -> str:
+    def message(self, message: SentMessage) -> str:
         x1, y1 = self._x(message.member, message.sent_turn), self._y(message.member)
         if message.taken_turn is None:
             x2, y2 = x1 + 1.5 * _STEP, (2 * y1 + self._y(message.receiver)) / 3
@@ -163,7 +167,7 @@ class _Canvas:
             "<title>the cut</title></polyline>"
         )
 
-    def _kind(self, message: Message) -> str:
+    def _kind(self, message: SentMessage) -> str:
         if self._cut is None:
             return "message"
         is_sent = message.sent_turn <= self._cut.get(message.member, 0)

@@ -30,6 +30,7 @@ from perdure.threads.saves import Save
 from perdure.values.codec import encode
 
 FUNCTION = "perdure.team"  # of the run that stands for a team: no process has such a function
+ELSEWHERE = "perdure.elsewhere"  # of a member's run in a store where it does not live; its version says where it does
 _MEMBERS = Sql(
     f"""SELECT {", ".join(f"r.{column}" for column in RunRow._fields)},
         (SELECT count(*) FROM mail m WHERE m.tenant = r.tenant AND m.run = r.run AND m.state = 0),
@@ -174,7 +175,7 @@ def add_member(ctx: StoreContext, team: str, name: str, declared: Declared) -> F
                 yield from saving.program()
 
         yield from write(op)
-    elif there.turn is None or there.root != root.run:
+    elif (there.turn is None and there.function != ELSEWHERE) or there.root != root.run:
         raise UsageError(f"{run_id!r} is the id of a run that is no member of the team: give the member another name")
     roster_of(ctx, team).existing.add(name)
 

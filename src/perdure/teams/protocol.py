@@ -16,12 +16,12 @@ from typing import NamedTuple
 from blake3 import blake3
 
 from perdure.teams.recovery import induced_save
-from perdure.teams.views import View
+from perdure.teams.views import TeamView
 
 _NUMBER_BYTES = 8
 
 
-class Frame(NamedTuple):
+class PeerFrame(NamedTuple):
     """A message on its way to another store."""
 
     seq: int
@@ -34,7 +34,7 @@ class Frame(NamedTuple):
         return blake3(before + seq.to_bytes(_NUMBER_BYTES, "big") + body).digest()
 
 
-class Batch(NamedTuple):
+class PeerBatch(NamedTuple):
     """What one store sends to another at once. Without frames it acknowledges, and spreads era and cut."""
 
     team: str
@@ -43,12 +43,12 @@ class Batch(NamedTuple):
     era: int
     cut: int
     base: int  # the source no longer has its frames up to this one
-    frames: tuple[Frame, ...]
+    frames: tuple[PeerFrame, ...]
     ack: int  # the source has taken the target's frames up to this one
     ack_link: bytes  # and this is the link of that one
 
 
-class Cut(NamedTuple):
+class CutHere(NamedTuple):
     """Command: take a snapshot of this store now. It stands for the cuts from `first` to `cut`, in this era."""
 
     era: int
@@ -67,7 +67,7 @@ class Accept(NamedTuple):
     """Command: deliver a frame."""
 
     source: str
-    frame: Frame
+    frame: PeerFrame
 
 
 class ReadRegister(NamedTuple):
@@ -88,7 +88,7 @@ class Parted(NamedTuple):
     why: str
 
 
-Command = Cut | Acknowledged | Accept | ReadRegister | GoBack | Parted
+Command = CutHere | Acknowledged | Accept | ReadRegister | GoBack | Parted
 
 
 @dataclass
@@ -113,18 +113,18 @@ class Member:
     cut: int = 0
     marks: dict[str, Marks] = field(default_factory=dict)
 
-    def send(self, target: str, body: bytes) -> Frame:
+    def send(self, target: str, body: bytes) -> PeerFrame:
         """Return the frame to be put into the outbox, in the transaction of the sender's turn."""
         marks = self._marks(target)
         marks.sent += 1
-        marks.sent_link = Frame.link_of(marks.sent_link, marks.sent, body)
-        return Frame(marks.sent, body, marks.sent_link)
+        marks.sent_link = PeerFrame.link_of(marks.sent_link, marks.sent, body)
+        return PeerFrame(marks.sent, body, marks.sent_link)
 
-    def batch(self, target: str, frames: Sequence[Frame] = ()) -> Batch:
+    def batch(self, target: str, frames: Sequence[PeerFrame] = ()) -> PeerBatch:
         """Return the batch to send now. `frames` are the first ones of the outbox for this store."""
         marks = self._marks(target)
         about = (self.team, self.name, target, self.era, self.cut)
-        return Batch(*about, marks.acked, tuple(frames), marks.received, marks.received_link)
+        return PeerBatch(*about, marks.acked, tuple(frames), marks.received, marks.received_link)
 
     def begin(self, cut: int) -> list[Command]:
         """Reach a cut that was started, or begin one: `begin(self.cut + 1)`."""
@@ -132,18 +132,18 @@ class Member:
         if due is None:
             return []
         first, self.cut = self.cut + 1, due
-        return [Cut(self.era, first, due)]
+        return [CutHere(self.era, first, due)]
 
-    def learn(self, view: View) -> list[Command]:
+    def learn(self, view: TeamView) -> list[Command]:
         """Follow the register: its cut counts like that of a batch."""
         if view.era > self.era:
             return [view_restored(view)]
         return self.begin(view.cut)
 
-    def receive(self, batch: Batch, acked_link: bytes | None = None) -> list[Command]:
+    def receive(self, batch: PeerBatch, acked_link: bytes | None = None) -> list[Command]:
         """Take a batch. `acked_link` is the link of frame `batch.ack` if the outbox still has it.
 
-        A `Cut` comes alone, before anything of the batch counts: the caller carries it out and passes the batch again.
+        `CutHere` comes alone, before anything of the batch counts: the caller cuts and passes the batch again.
         """
         if batch.era != self.era:
             return [ReadRegister()] if batch.era > self.era else []
@@ -152,7 +152,7 @@ class Member:
             return [parted]
         return self.begin(batch.cut) or [*self._acknowledge(batch), *self._take(batch)]
 
-    def resume(self, view: View) -> None:
+    def resume(self, view: TeamView) -> None:
         """Go on after `GoBack`, with the marks of the cut. The cut's number never goes back."""
         assert view.restored is not None
         self.era, self.cut = view.era, view.restored.resumes
@@ -160,14 +160,14 @@ class Member:
     def _marks(self, peer: str) -> Marks:
         return self.marks.setdefault(peer, Marks())
 
-    def _acknowledge(self, batch: Batch) -> list[Command]:
+    def _acknowledge(self, batch: PeerBatch) -> list[Command]:
         marks = self._marks(batch.source)
         if batch.ack <= marks.acked:
             return []
         marks.acked = batch.ack
         return [Acknowledged(batch.source, batch.ack)]
 
-    def _take(self, batch: Batch) -> list[Command]:
+    def _take(self, batch: PeerBatch) -> list[Command]:
         marks, accepted = self._marks(batch.source), list[Command]()
         for frame in batch.frames:
             if frame.seq == marks.received + 1:
@@ -175,7 +175,7 @@ class Member:
                 accepted.append(Accept(batch.source, frame))
         return accepted
 
-    def _parted(self, batch: Batch, acked_link: bytes | None) -> Parted | None:
+    def _parted(self, batch: PeerBatch, acked_link: bytes | None) -> Parted | None:
         """Return why the two stores cannot go on with each other, if they cannot."""
         marks, peer = self._marks(batch.source), batch.source
         backup = "was it restored from an old backup? Restore the team to a cut that both have"
@@ -191,14 +191,14 @@ class Member:
         received, link = marks.received, marks.received_link
         for frame in batch.frames:
             if frame.seq == received + 1:
-                received, link = frame.seq, Frame.link_of(link, frame.seq, frame.body)
+                received, link = frame.seq, PeerFrame.link_of(link, frame.seq, frame.body)
                 if link != frame.link:
                     other = f"the messages of store {peer} do not continue those that store {self.name} has"
                     return Parted(peer, f"{other}, from number {frame.seq} on: {backup}")
         return None
 
 
-def view_restored(view: View) -> GoBack:
+def view_restored(view: TeamView) -> GoBack:
     """Return the command that brings a store to the newest restore of its team."""
     assert view.restored is not None
     return GoBack(view.restored.era, view.restored.cut)
@@ -208,13 +208,13 @@ class Saved(NamedTuple):
     """What a store's snapshot has of its channels: marks, and the outbox by target."""
 
     marks: Mapping[str, Marks]
-    outbox: Mapping[str, Sequence[Frame]]
+    outbox: Mapping[str, Sequence[PeerFrame]]
     revision: int = 0  # of the register, when the cut was taken
 
 
-def in_flight(cut: Mapping[str, Saved]) -> dict[tuple[str, str], list[Frame]]:
+def in_flight(cut: Mapping[str, Saved]) -> dict[tuple[str, str], list[PeerFrame]]:
     """Return what was sent in a cut and not received in it, by (source, target)."""
-    channels: dict[tuple[str, str], list[Frame]] = {}
+    channels: dict[tuple[str, str], list[PeerFrame]] = {}
     for source, saved in cut.items():
         for target, frames in saved.outbox.items():
             if target not in cut:  # it has left, and had taken these: only the acknowledgement was lost

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from perdure.errors import UsageError
 
 
-class Message(NamedTuple):
+class SentMessage(NamedTuple):
     """A message between members. `taken_turn` is None while it waits in the mailbox."""
 
     member: str  # the sender
@@ -30,7 +30,7 @@ class Fall(NamedTuple):
     member: str
     from_turn: int
     to_turn: int
-    because: Message | None
+    because: SentMessage | None
 
     def __str__(self) -> str:
         goes = f"{self.member} goes back from turn {self.from_turn} to turn {self.to_turn}"
@@ -51,24 +51,24 @@ class RecoveryLine(NamedTuple):
     falls: list[Fall]  # in the order in which the members were drawn in
     waves: int  # 0: nobody else falls; above 1: who was drawn back drew others back
 
-    def returned(self, messages: Iterable[Message]) -> list[Message]:
+    def returned(self, messages: Iterable[SentMessage]) -> list[SentMessage]:
         """Return the messages that go back to their mailboxes: their sends stay, the turns that took them do not."""
         return [
             message
             for message in messages
             if message.taken_turn is not None
-            and message.taken_turn > self.turns[message.receiver]
+            and message.taken_turn > self.turns.get(message.receiver, message.taken_turn)
             and message.sent_turn <= self.turns.get(message.member, message.sent_turn)
         ]
 
-    def withdrawn(self, messages: Iterable[Message]) -> list[Message]:
+    def withdrawn(self, messages: Iterable[SentMessage]) -> list[SentMessage]:
         """Return the messages that were never sent now: the turns that sent them are undone."""
         return [m for m in messages if m.sent_turn > self.turns.get(m.member, m.sent_turn)]
 
 
 def recovery_line(
     turns: Mapping[str, int],
-    messages: Iterable[Message],
+    messages: Iterable[SentMessage],
     rewind: Mapping[str, int],
     *,
     saves: Mapping[str, Sequence[int]] | None = None,
@@ -84,7 +84,7 @@ def recovery_line(
             raise UsageError(f"the team has no member {member!r}; it has {', '.join(sorted(turns)) or 'none'}")
         if not 0 <= turn <= turns[member]:
             raise UsageError(f"{member!r} has turns 0 to {turns[member]}: turn {turn} cannot be gone back to")
-    line, because = dict(turns), dict[str, Message | None]()
+    line, because = dict(turns), dict[str, SentMessage | None]()
     for member, turn in rewind.items():
         if turn < turns[member]:
             line[member], because[member] = _save_at(turn, saves, member), None
@@ -102,15 +102,15 @@ def recovery_line(
             while outgoing and outgoing[-1][1] > line[member]:  # each message is looked at once
                 orphan = outgoing.pop()
                 receiver, taken = orphan[2], orphan[3]
-                if taken is not None and taken <= line[receiver]:
-                    line[receiver], because[receiver] = _save_at(taken - 1, saves, receiver), Message(*orphan)
+                if taken is not None and taken <= line.get(receiver, -1):  # a member elsewhere stays
+                    line[receiver], because[receiver] = _save_at(taken - 1, saves, receiver), SentMessage(*orphan)
                     falling.append(receiver)
     falls = [Fall(member, turns[member], line[member], why) for member, why in because.items()]
     return RecoveryLine(line, falls, max(waves, 0))
 
 
-def _by_sender(messages: Iterable[Message], turns: Mapping[str, int]) -> dict[str, list[Message]]:
-    by_sender: dict[str, list[Message]] = {member: [] for member in turns}
+def _by_sender(messages: Iterable[SentMessage], turns: Mapping[str, int]) -> dict[str, list[SentMessage]]:
+    by_sender: dict[str, list[SentMessage]] = {member: [] for member in turns}
     for message in messages:
         if message[0] in by_sender:
             by_sender[message[0]].append(message)

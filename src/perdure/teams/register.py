@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from perdure.errors import ExtraMissing, Unavailable, UsageError
 from perdure.storage.program import Batch, Flow, Program, Sql, either, read, write
-from perdure.teams.views import View
+from perdure.teams.views import TeamView
 from perdure.threads.context import StoreContext
 
 if TYPE_CHECKING:
@@ -34,18 +34,18 @@ _SWAP = Sql(
 
 
 class Register(Protocol):
-    """Where a team keeps its `View`."""
+    """Where a team keeps its `TeamView`."""
 
-    def read(self) -> Flow[View]:
+    def read(self) -> Flow[TeamView]:
         """Return the newest view; an empty one if there is none."""
         ...
 
-    def swap(self, old: View, new: View) -> Flow[bool]:
+    def swap(self, old: TeamView, new: TeamView) -> Flow[bool]:
         """Replace a view by another one if it is still the newest. Return whether it was."""
         ...
 
 
-def change(register: Register, alter: Callable[[View], View]) -> Flow[View]:
+def change(register: Register, alter: Callable[[TeamView], TeamView]) -> Flow[TeamView]:
     """Change the view, again and again until nobody else was faster. Return the new one."""
     while True:
         old = yield from register.read()
@@ -60,19 +60,19 @@ class RowRegister:
     def __init__(self, context: StoreContext, team: str) -> None:
         self._context, self._team = context, team
 
-    def read(self) -> Flow[View]:
+    def read(self) -> Flow[TeamView]:
         tenant = yield from self._context.tenant()
-        return View() if tenant is None else (yield from read(partial(self._read, tenant)))
+        return TeamView() if tenant is None else (yield from read(partial(self._read, tenant)))
 
-    def swap(self, old: View, new: View) -> Flow[bool]:
+    def swap(self, old: TeamView, new: TeamView) -> Flow[bool]:
         tenant = yield from self._context.ensure_tenant()
         return (yield from write(partial(self._swap, tenant, old, new)))
 
-    def _read(self, tenant: int) -> Program[View]:
+    def _read(self, tenant: int) -> Program[TeamView]:
         [rows] = yield Batch(_READ(tenant=tenant, team=self._team), last=True)
-        return View.decode(rows[0][0].encode()) if rows else View()
+        return TeamView.decode(rows[0][0].encode()) if rows else TeamView()
 
-    def _swap(self, tenant: int, old: View, new: View) -> Program[bool]:
+    def _swap(self, tenant: int, old: TeamView, new: TeamView) -> Program[bool]:
         about = {"tenant": tenant, "team": self._team, "view": new.encode().decode()}
         [swapped] = yield Batch(_SWAP(**about, revision=new.revision, before=old.revision), last=True)
         return bool(swapped)
@@ -108,10 +108,10 @@ class NatsRegister:
         self._thread = threading.Thread(target=self._loop.run_forever, name="perdure-nats", daemon=True)
         self._thread.start()
 
-    def read(self) -> Flow[View]:
+    def read(self) -> Flow[TeamView]:
         return self._call(self._get_view)
 
-    def swap(self, old: View, new: View) -> Flow[bool]:
+    def swap(self, old: TeamView, new: TeamView) -> Flow[bool]:
         # The token tells our value from an equal one of another process, if the answer is lost.
         return self._call(partial(self._put_view, old, new, secrets.token_bytes(16)))
 
@@ -163,7 +163,7 @@ class NatsRegister:
                 error_cb=_ignore,  # the caller of a call that fails is told; else each lost server is logged
             )
         if self._values is None:
-            context = self._client.jetstream(timeout=1)
+            context = self._client.jetstream(timeout=0.5)
             try:
                 self._values = await context.key_value(self._bucket)
             except self._errors.BucketNotFoundError:
@@ -173,19 +173,19 @@ class NatsRegister:
                 )
         return self._values
 
-    async def _entry(self) -> tuple[int, bytes, View]:
+    async def _entry(self) -> tuple[int, bytes, TeamView]:
         """Return the number that a change must name, who wrote the value, and the view."""
         try:
             entry = await (await self._bucket_values()).get(self._key)
         except self._errors.KeyNotFoundError:
-            return 0, b"", View()
+            return 0, b"", TeamView()
         value = entry.value or b""
-        return entry.revision or 0, value[:16], View.decode(value[16:])
+        return entry.revision or 0, value[:16], TeamView.decode(value[16:])
 
-    async def _get_view(self) -> View:
+    async def _get_view(self) -> TeamView:
         return (await self._entry())[2]
 
-    async def _put_view(self, old: View, new: View, token: bytes) -> bool:
+    async def _put_view(self, old: TeamView, new: TeamView, token: bytes) -> bool:
         last, author, current = await self._entry()
         if author == token:  # an earlier attempt wrote it, and its answer was lost
             return True

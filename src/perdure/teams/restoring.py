@@ -41,8 +41,9 @@ from perdure.storage.program import (
     side_by_side,
     write,
 )
+from perdure.teams.channels import refuse_sent_away
 from perdure.teams.members import find_team, member_rows
-from perdure.teams.recovery import Fall, Message, RecoveryLine, recovery_line
+from perdure.teams.recovery import Fall, RecoveryLine, SentMessage, recovery_line
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 
@@ -368,8 +369,11 @@ def _plan(tenant: int, root: int, team: str, member: str, turn: int) -> Program[
         raise NotFound(f"there is no member {member!r} in team {team!r}")
     numbers = orjson.dumps(list(runs.values())).decode()
     found, intents = yield Batch(_MESSAGES(tenant=tenant, root=root), _LIVE_INTENTS(tenant=tenant, runs=numbers))
-    mail = [Message(_name(team, sender or ""), sent or 0, _name(team, to), taken) for sender, sent, to, taken in found]
+    mail = [
+        SentMessage(_name(team, sender or ""), sent or 0, _name(team, to), taken) for sender, sent, to, taken in found
+    ]
     line = recovery_line(turns, mail, {member: turn})
+    yield from refuse_sent_away(tenant, root, {f"{team}/{fall.member}": fall.to_turn for fall in line.falls})
     back = {runs[fall.member]: fall.to_turn for fall in line.falls}
     own = [row for row in intents if row[0] in back and _turn_in(row[3], back[row[0]] + 1) > back[row[0]]]
     undone: dict[int, list[int]] = {}

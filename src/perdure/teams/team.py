@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from perdure.errors import NotFound, UsageError
@@ -15,9 +16,10 @@ from perdure.runs.journal.entries import compress
 from perdure.runs.journal.rows import FINISHED
 from perdure.snapshots.handle import Snapshot, find_snapshot
 from perdure.snapshots.store import SnapshotStore
-from perdure.storage.program import Flow, Program, write
+from perdure.storage.program import Flow, Program, read, write
 from perdure.storage.twins import awaited, blocking
 from perdure.teams import letters, members
+from perdure.teams.channels import refuse_linked
 from perdure.teams.letters import DeadLetter
 from perdure.teams.members import Declared, MemberInfo, roster_of
 from perdure.teams.snapshots import TeamSnapshot
@@ -248,6 +250,7 @@ class Team(Handle):
         from perdure.teams.restoring import restore
 
         snap = yield from self._find(snapshot)
+        yield from read(partial(refuse_linked, (yield from self._context.tenant()) or 0, self.name))
         work = restore(self._whole, self.name, snap, keys, dry_run=dry_run)
         by = None if dry_run else who
         return (yield from noted(self._context, by, "restore", f"team {self.name}", work, snapshot=snap.name))
@@ -295,6 +298,26 @@ class Team(Handle):
         return TeamSnapshot(self._whole, self.name, (yield from find_snapshot(self._whole, name)))
 
     aget_snapshot = awaited(get_snapshot)
+
+    # --- what it has done
+
+    @blocking
+    def diagram(self, at: str | None = None) -> Flow[str]:
+        """Return a drawing as SVG: members are lines, turns boxes, messages arrows. `at` draws a snapshot's cut."""
+        from perdure.teams.history import draw
+
+        return draw(self._whole, self.name, at)
+
+    adiagram = awaited(diagram)
+
+    @blocking
+    def explain(self) -> Flow[str]:
+        """Say in words which ways of checkpointing the team has, and what each costs."""
+        from perdure.teams.history import tell
+
+        return tell(self._whole, self.name)
+
+    aexplain = awaited(explain)
 
 
 class _Agent:

@@ -21,7 +21,7 @@ class Started(NamedTuple):
     members: tuple[str, ...]
 
 
-class Restored(NamedTuple):
+class RestoredCut(NamedTuple):
     """The newest restore: a cut of an era, and the number from which later cuts count."""
 
     era: int
@@ -29,59 +29,59 @@ class Restored(NamedTuple):
     resumes: int
 
 
-class View(msgspec.Struct, frozen=True):
+class TeamView(msgspec.Struct, frozen=True):
     """The state of a team at one revision of its register."""
 
     era: int = 0
     cut: int = 0
     members: tuple[str, ...] = ()
     leaving: dict[str, int] = {}  # store to the revision since which it leaves: nobody sends to it
-    restored: Restored | None = None
+    restored: RestoredCut | None = None
     started: dict[int, Started] = {}
     revision: int = 0
 
-    def start(self) -> View:
+    def start(self) -> TeamView:
         """Start the next cut, with all present members."""
         cut = self.cut + 1
         started = {**self.started, cut: Started(self.era, self.members)}
         kept = dict(sorted(started.items())[-_STARTED_MAX:])
         return self._changed(cut=cut, started=kept)
 
-    def join(self, name: str) -> View:
+    def join(self, name: str) -> TeamView:
         """Add a store. It takes part in the cuts that are started from now on."""
         return self if name in self.members else self._changed(members=tuple(sorted({*self.members, name})))
 
-    def drain(self, name: str) -> View:
+    def drain(self, name: str) -> TeamView:
         """Let a store leave: from now on nobody sends to it."""
         if name not in self.members:
             raise UsageError(f"store {name} is not a member of this team")
         return self if name in self.leaving else self._changed(leaving={**self.leaving, name: self.revision + 1})
 
-    def leave(self, name: str) -> View:
+    def leave(self, name: str) -> TeamView:
         """Remove a store that has left."""
         others = {store: since for store, since in self.leaving.items() if store != name}
         return self._changed(members=tuple(store for store in self.members if store != name), leaving=others)
 
-    def restore(self, cut: int, newest: int) -> View:
+    def restore(self, cut: int, newest: int) -> TeamView:
         """Go back to a complete cut. `newest` is the greatest cut that any store has reached."""
         if cut not in self.started:
             raise UsageError(f"the team has no cut {cut}; it has {', '.join(map(str, self.started)) or 'none'}")
         era, members = self.started[cut]
         resumes = max(self.cut, newest)
         return self._changed(
-            era=self.era + 1, cut=resumes, restored=Restored(era, cut, resumes), members=members, leaving={}
+            era=self.era + 1, cut=resumes, restored=RestoredCut(era, cut, resumes), members=members, leaving={}
         )
 
-    def _changed(self, **fields: object) -> View:
+    def _changed(self, **fields: object) -> TeamView:
         return msgspec.structs.replace(self, revision=self.revision + 1, **fields)
 
     def encode(self) -> bytes:
         return msgspec.json.encode(self)
 
     @staticmethod
-    def decode(text: bytes) -> View:
+    def decode(text: bytes) -> TeamView:
         """Read a view. Raises Undecodable."""
         try:
-            return msgspec.json.decode(text, type=View)
+            return msgspec.json.decode(text, type=TeamView)
         except msgspec.DecodeError as error:
             raise Undecodable(f"what the team agreed on cannot be read: {error}") from error
