@@ -17,7 +17,6 @@ from perdure.errors import Busy as Busy
 from perdure.errors import Conflict as Conflict
 from perdure.errors import Damaged as Damaged
 from perdure.errors import InDoubt as InDoubt
-from perdure.errors import MailboxFull as MailboxFull
 from perdure.errors import NonDeterministic as NonDeterministic
 from perdure.errors import NotFound as NotFound
 from perdure.errors import NotInRun as NotInRun

@@ -74,7 +74,7 @@ EXPECTED_TURNS = 2 * len(ALL) * (HOPS + 1)
 def main(role: str, east_url: str, west_url: str) -> None:
     with perdure.open(east_url, lease_s=1) as east, perdure.open(west_url, lease_s=1) as west:
         if role == "courier":
-            open_linked(east, west).run(poll_s=0.01)
+            open_linked(east, west).run(poll_s=0.05)
         else:
             store = east if role == "east" else west
             declare(store, role).work(poll_s=0.05)

@@ -12,10 +12,10 @@ import pytest
 import perdure
 from perdure.errors import BatchRefused, Busy, NotFound, UsageError
 from perdure.storage.program import drive
-from perdure.teams.linked import LinkedTeam, alink, link
+from perdure.teams.linked import LinkedSnapshot, LinkedTeam, alink, link
 from perdure.teams.parcels import BATCH_BYTES_MAX, PARCEL_BYTES_MAX, Letter, encode_batch, encode_parcel
 from perdure.teams.post import Post
-from perdure.teams.protocol import PeerBatch, PeerFrame
+from perdure.teams.protocol import CutHere, PeerBatch, PeerFrame
 from perdure.values.compress import zstd
 
 BOMB = zstd.compress(bytes(PARCEL_BYTES_MAX + 1))  # a few bytes that claim to be many
@@ -96,6 +96,7 @@ def test_a_cut_has_what_is_in_flight_and_a_restore_goes_back_to_it_in_both_store
     manifests = [dict(store.get_snapshot("before").manifest) for store in (pair.east, pair.west)]
     assert manifests[0]["stores"] == manifests[1]["stores"]
     assert len(manifests[0]["stores"]) == 2
+    assert all(store.get_snapshot("before").keep_until is None for store in (pair.east, pair.west))
     assert set(linked.restore("before")) == {"east", "west"}
     settle(pair, linked)
     assert pair.state("writer")["seen"] == ["early", "boxed", "packed"], "once, and nothing of the other time"
@@ -109,7 +110,7 @@ def test_a_restore_that_was_interrupted_stops_the_channels_until_the_same_call_e
     linked.snapshot("start")
     pair.east.team("team").send("researcher", "undone")
     settle(pair, linked)
-    drive(pair.east._context.driver, _begun(linked))
+    drive(pair.east._context.driver, _begun(linked, linked.get_snapshot("start")))
     with pytest.raises(UsageError, match="`restore` of the same cut ends it"):
         linked.carry()
     with pytest.raises(Busy, match="in the middle of a restore"):
@@ -120,9 +121,9 @@ def test_a_restore_that_was_interrupted_stops_the_channels_until_the_same_call_e
     assert drive(pair.east._context.driver, linked._register.read()).era == 1
 
 
-def _begun(linked: LinkedTeam) -> Any:
+def _begun(linked: LinkedTeam, cut: LinkedSnapshot) -> Any:
     """What a process has done that dies after it has stopped the channels of the first store."""
-    view = yield from linked._begin_restore(1)
+    view = yield from linked._begin_restore(cut)
     yield from linked._on("east", linked._posts["east"].begin_restore(view))
 
 
@@ -235,6 +236,17 @@ def test_hostile_batches_are_refused_and_nothing_of_others_is_lost(pair: Pair) -
             west.accept(data)
     settle(pair, linked)
     assert pair.state("writer")["seen"] == ["honest"]
+
+
+def test_a_cut_spreads_with_a_batch_and_a_part_that_nobody_completes_is_released_in_time(pair: Pair) -> None:
+    two_agents(pair)
+    east, west = Post(pair.east.team("team")), Post(pair.west.team("team"))
+    drive(pair.east._context.driver, east.cut(CutHere(0, 1, 1)))
+    west.accept(east.outgoing("west"))
+    for store in (pair.east, pair.west):
+        [part] = store.snapshots()
+        assert part.manifest["team"]["cut"] == 1
+        assert part.keep_until is not None
 
 
 def test_a_batch_that_is_sent_again_is_taken_once(pair: Pair) -> None:

@@ -51,7 +51,7 @@ class Processes:
 def wait_for(condition: Callable[[], bool], seconds: float = 60) -> bool:
     give_up = time.monotonic() + seconds
     while not (done := condition()) and time.monotonic() < give_up:
-        time.sleep(0.02)
+        time.sleep(0.1)
     return done
 
 

@@ -41,7 +41,7 @@ def list_teams(cli: Invocation, store: Store) -> None:
 def show(cli: Invocation, store: Store, team: str) -> None:
     """List the members of a team: status, turns, and how many messages wait, are dead or failed.
 
-    `perdure run show TEAM/MEMBER` shows the turn that a member is in, `perdure thread show run:TEAM/MEMBER` its state.
+    `perdure run show TEAM/MEMBER` shows the turn that a member is in, `perdure show run:TEAM/MEMBER` its state.
     --json prints a line per member.
     """
     cli.listing(

@@ -16,6 +16,6 @@ from perdure.teams.register import NatsRegister as NatsRegister
 from perdure.teams.restoring import PastEffect as PastEffect
 from perdure.teams.restoring import TeamRestore as TeamRestore
 from perdure.teams.restoring import TeamRewind as TeamRewind
-from perdure.teams.snapshots import InFlight as InFlight
+from perdure.teams.snapshots import MessageInFlight as MessageInFlight
 from perdure.teams.snapshots import TeamSnapshot as TeamSnapshot
 from perdure.teams.team import Team as Team

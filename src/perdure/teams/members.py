@@ -233,7 +233,7 @@ def handler_of(given: Any, name: str | None) -> Any:
         handler = adapter.as_agent(given)
     except (ModuleNotFoundError, AttributeError):
         raise UsageError(
-            f"{given!r} cannot be an agent: @team.agent takes a function, or a graph of LangGraph"
+            f"{given!r} cannot be an agent: @team.agent takes a function, or a graph that an adapter of Perdure knows"
         ) from None
     if name is None:
         raise UsageError("team.agent(graph): give it a name, such as name='writer'")

@@ -162,7 +162,7 @@ class TeamRewind:
         return "\n".join(map(str, self.falls))
 
 
-class _Place(NamedTuple):
+class _OldState(NamedTuple):
     """A state that a member gets back."""
 
     name: str  # of its thread
@@ -225,13 +225,15 @@ def _family(tenant: int, root: int) -> Program[dict[int, Any]]:
     return {row[0]: row for row in rows}
 
 
-def _states_then(tenant: int, runs: Sequence[rewind.ChangedRun]) -> Program[list[_Place]]:
+def _states_then(tenant: int, runs: Sequence[rewind.ChangedRun]) -> Program[list[_OldState]]:
     """Return the states of runs at a snapshot, of those that had one."""
-    places: list[_Place] = []
+    places: list[_OldState] = []
     for start in range(0, len(runs), _AT_ONCE):
         some = runs[start : start + _AT_ONCE]
         texts = yield from side_by_side([_state_at(tenant, run.state, None) for run in some])
-        places += [_Place(run.state, run.id, text) for run, text in zip(some, texts, strict=True) if text is not None]
+        places += [
+            _OldState(run.state, run.id, text) for run, text in zip(some, texts, strict=True) if text is not None
+        ]
     return places
 
 
@@ -247,7 +249,7 @@ def _state_at(tenant: int, name: str, record: int | None) -> Program[bytes | Non
 def _restore(
     tenant: int,
     changed: Sequence[rewind.ChangedRun],
-    places: Sequence[_Place],
+    places: Sequence[_OldState],
     chances: Sequence[bytes],
     s: int,
     now: int,
@@ -261,7 +263,9 @@ def _restore(
     yield from _set_states(tenant, places, chances, now, "restored from a snapshot")
 
 
-def _set_states(tenant: int, places: Sequence[_Place], chances: Sequence[bytes], now: int, note: str) -> Program[None]:
+def _set_states(
+    tenant: int, places: Sequence[_OldState], chances: Sequence[bytes], now: int, note: str
+) -> Program[None]:
     """Give members their old states back, each as a new head: the history stays."""
     pairs = list(zip(places, chances, strict=True))
     for start in range(0, len(pairs), _AT_ONCE):
@@ -269,7 +273,7 @@ def _set_states(tenant: int, places: Sequence[_Place], chances: Sequence[bytes],
         yield from side_by_side([_set_state(tenant, place, chance, now, note) for place, chance in some])
 
 
-def _set_state(tenant: int, place: _Place, chance: bytes, now: int, note: str) -> Program[None]:
+def _set_state(tenant: int, place: _OldState, chance: bytes, now: int, note: str) -> Program[None]:
     row = yield from try_thread(tenant, place.name, lock=True)
     head = row.head if row is not None else None
     if row is not None and head is not None:
@@ -427,9 +431,9 @@ def _rewind(
     return plan
 
 
-def _states_before(tenant: int, names: Mapping[int, str], back: Mapping[int, int]) -> Program[list[_Place]]:
+def _states_before(tenant: int, names: Mapping[int, str], back: Mapping[int, int]) -> Program[list[_OldState]]:
     """Return the states that members had after the turns they go back to. Raises UsageError if one is gone."""
-    places: list[_Place] = []
+    places: list[_OldState] = []
     for run, turn in sorted(back.items()):
         name = thread_name(names[run])
         thread = yield from try_thread(tenant, name)
@@ -442,5 +446,5 @@ def _states_before(tenant: int, names: Mapping[int, str], back: Mapping[int, int
                 f"the state of {names[run]!r} after turn {turn} is not kept any more: retention removed it. "
                 "Choose a later turn"
             )
-        places.append(_Place(name, names[run], text))
+        places.append(_OldState(name, names[run], text))
     return places

@@ -10,7 +10,7 @@ from perdure.runs.journal.entries import decompress
 from perdure.runs.tables import MAIL_VALUE
 from perdure.snapshots.diff import read_at
 from perdure.snapshots.handle import Snapshot
-from perdure.storage.program import Batch, Flow, Program, Rows, Sql
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, either
 from perdure.storage.twins import awaited, blocking
 from perdure.teams.members import FUNCTION
 from perdure.threads.context import Handle
@@ -23,14 +23,15 @@ if TYPE_CHECKING:
 _IN_FLIGHT = Sql(
     f"""SELECT m.value, m.run, m.key, r.id, m.sender, m.sent_turn, m.topic, m.at FROM mail m
     JOIN run r ON r.tenant = m.tenant AND r.run = m.run
-    JOIN run t ON t.tenant = r.tenant AND t.run = r.root
-    WHERE t.tenant = :tenant AND t.id = :team AND t.function = '{FUNCTION}' AND m.state = 0 ORDER BY m.run, m.seq""",
+    WHERE r.tenant = :tenant AND m.state = 0
+        AND r.root = (SELECT t.run FROM run t WHERE t.tenant = :tenant AND t.id = :team AND t.function = '{FUNCTION}')
+    ORDER BY m.run, m.seq""",
     opens={0: MAIL_VALUE.at(1, 2)},
 )
 
 
 @dataclass(frozen=True)
-class InFlight:
+class MessageInFlight:
     """A message that was sent and not yet taken."""
 
     sender: str | None
@@ -62,7 +63,7 @@ class TeamSnapshot(Handle):
         return self.snapshot.taken_at
 
     @blocking
-    def in_flight(self, *, raw: bool = False) -> Flow[list[InFlight]]:
+    def in_flight(self, *, raw: bool = False) -> Flow[list[MessageInFlight]]:
         """Return the messages that were sent and not yet taken, by receiver, the oldest first.
 
         `raw` decodes to a readable form that needs none of your classes."""
@@ -75,7 +76,7 @@ class TeamSnapshot(Handle):
 
         found = yield from read_at(past, look)
         return [
-            InFlight(
+            MessageInFlight(
                 None if sender is None else sender.removeprefix(f"{self.team}/"),
                 receiver.removeprefix(f"{self.team}/"),
                 decode(decompress(value), self._context.codec, raw=raw),
@@ -89,6 +90,10 @@ class TeamSnapshot(Handle):
 
     ain_flight = awaited(in_flight)
 
-    def state(self, member: str) -> Any:
+    @blocking
+    def state(self, member: str) -> Flow[Any]:
         """Return the state of a member at the cut. Raises NotFound."""
-        return self.snapshot.thread(f"run:{self.team}/{member}").load().state
+        thread = self.snapshot.thread(f"run:{self.team}/{member}")
+        return (yield from either(thread.load, thread.aload)).state
+
+    astate = awaited(state)

@@ -15,7 +15,7 @@ from perdure.runs.calls.timeouts import recorded_call
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, Wait
 from perdure.runs.execution.scope import Scope
-from perdure.runs.execution.turn import Draft, check_size, team_of
+from perdure.runs.execution.turn import MailDraft, check_size, team_of
 from perdure.runs.journal.entries import DONE, WAIT, Entry, compress, decompress, opening
 from perdure.runs.journal.kinds import CallKind, declare
 from perdure.runs.journal.mail import NOTIFY, Outgoing, is_full, put_statements
@@ -145,7 +145,7 @@ def send_later(scope: Scope, target: str, value: Any, topic: str) -> None:
     """Keep a message until the turn of a team's member ends: it leaves in that transaction."""
     execution = scope.execution
     text = check_size(encode(value, execution.ctx.codec))
-    execution.turn.sends.append(Draft(target, compress(text), topic))
+    execution.turn.sends.append(MailDraft(target, compress(text), topic))
 
 
 def send_operation(

@@ -24,7 +24,7 @@ from perdure.runs.engine.runtime import MemberCache, runtime_of
 from perdure.runs.execution import hooks
 from perdure.runs.execution.execution import Execution, KeptTurn
 from perdure.runs.execution.operation import Operation
-from perdure.runs.execution.turn import ATTEMPTS, AgentOptions, Draft, Turn, turn_incarnation
+from perdure.runs.execution.turn import ATTEMPTS, AgentOptions, AgentTurn, MailDraft, turn_incarnation
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal import mail, rows
 from perdure.runs.journal.entries import DONE, FAILED, Entry, decompress
@@ -56,7 +56,7 @@ def begin(execution: Execution) -> Operation[bool]:
             return False
         message = found
         cursor, text = yield from _state(execution, head)
-    execution.turn = Turn(row, message, cursor, text)
+    execution.turn = AgentTurn(row, message, cursor, text)
     execution.row = row._replace(incarnation=turn_incarnation(row.incarnation, message))
     return True
 
@@ -91,7 +91,7 @@ def _state(execution: Execution, head: int | None) -> Operation[tuple[Cursor, by
 
 def end(execution: Execution, result: Any) -> Operation[str]:
     """End a turn that succeeded. Return the run's status: "running" if this process keeps it for its next message."""
-    turn: Turn = execution.turn
+    turn: AgentTurn = execution.turn
     text = encode(turn.state, execution.ctx.codec)
     if saga.open_calls(execution):  # effects that were cancelled or abandoned: a turn with a doubt is not over
         yield from saga.settle_open(execution)
@@ -105,13 +105,13 @@ def end(execution: Execution, result: Any) -> Operation[str]:
     return (yield from _commit(execution, drafts, text, saving, None))
 
 
-def _reply(execution: Execution, message: MailRow, answer: list[Any]) -> Draft:
+def _reply(execution: Execution, message: MailRow, answer: list[Any]) -> MailDraft:
     about = message.about
-    return Draft(str(message.sender), execution.encoded(answer), about["reply"], for_turn=about.get("turn"))
+    return MailDraft(str(message.sender), execution.encoded(answer), about["reply"], for_turn=about.get("turn"))
 
 
 def _commit(
-    execution: Execution, drafts: list[Draft], text: bytes, saving: PreparedSave | None, buried: bytes | None
+    execution: Execution, drafts: list[MailDraft], text: bytes, saving: PreparedSave | None, buried: bytes | None
 ) -> Operation[str]:
     turn, row, ctx = execution.turn, execution.row, execution.ctx
     sends = yield from _addressed(execution, drafts)
@@ -164,7 +164,7 @@ def _after(execution: Execution, ended: EndedTurn, since: int, text: bytes, coun
     return "running"
 
 
-def _addressed(execution: Execution, drafts: list[Draft]) -> Operation[list[Outgoing]]:
+def _addressed(execution: Execution, drafts: list[MailDraft]) -> Operation[list[Outgoing]]:
     """Return what a turn sends, with the numbers of the receivers. Raises NotFound, UsageError."""
     known = yield from receivers(execution, [draft.target for draft in drafts])
     head = execution.row.incarnation.hex()
@@ -240,7 +240,7 @@ def give_up(execution: Execution, spec: DurableSpec | None, described: dict[str,
     if "reply" in about and turn.mail.sender is not None:
         drafts.append(_reply(execution, turn.mail, [False, reason]))
     if options.supervisor is not None and options.supervisor != execution.row.id.partition("/")[2]:
-        drafts.append(Draft(options.supervisor, execution.encoded(_notice(execution, reason, options.policy))))
+        drafts.append(MailDraft(options.supervisor, execution.encoded(_notice(execution, reason, options.policy))))
     header = orjson.dumps({**about, "error": reason, "at": execution.ctx.clock_us()})
     return (yield from _commit(execution, drafts, turn.text, None, header))
 

@@ -132,7 +132,7 @@ class Execution:
         self.adopted: set[str] = set()  # paths of recorded calls that another task of their branch makes now
         self._naming_key = b""
         self.key_head = b""  # common start of the keys of all its effects (runs/calls/effects.py)
-        self.turn: Any = None  # a Turn, while a member of a team handles a message
+        self.turn: Any = None  # an AgentTurn, while a member of a team handles a message
         self.kept: KeptTurn | None = None  # what the turn before has left to this one
         self.addresses: dict[str, Any] = {}  # of a member: the runs that it has sent to, by the names that it used
         self.counting = threading.Lock()  # guards decisions that one parallel branch makes for all

@@ -1,4 +1,4 @@
-"""`Turn`: the message that a member of a team handles, its state, and what it sends when the turn ends."""
+"""`AgentTurn`: the message that a member of a team handles, its state, and what it sends when the turn ends."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class AgentOptions(NamedTuple):
     supervisor: str | None = None
 
 
-class Draft(NamedTuple):
+class MailDraft(NamedTuple):
     """A message that leaves with the turn. `target` names a member of the team, or a run."""
 
     target: str
@@ -44,7 +44,7 @@ class Sent:
 SENT = Sent()
 
 
-class Turn:
+class AgentTurn:
     """One turn of a member. `number` counts from 1."""
 
     def __init__(self, row: RunRow, mail: MailRow, cursor: Cursor, text: bytes) -> None:
@@ -52,7 +52,7 @@ class Turn:
         self.mail, self.cursor, self.text = mail, cursor, text
         self.state: Any = None  # the handler changes it in place
         self.message: Any = None
-        self.sends: list[Draft] = []
+        self.sends: list[MailDraft] = []
 
 
 def turn_incarnation(incarnation: bytes, mail: MailRow) -> bytes:
