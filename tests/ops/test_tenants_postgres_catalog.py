@@ -34,6 +34,8 @@ STORE_TABLES = {
     "archived": (WRITE, WRITE, WRITE),
     "queue": (WRITE, WRITE, WRITE),
     "size_sample": (WRITE, WRITE, WRITE),
+    "prepared": (WRITE, WRITE, WRITE),
+    "decision": (WRITE, WRITE, WRITE),
     "epoch": (READ, READ, WRITE),
     "snapshot": (READ, READ, WRITE),
     "snapshot_note": (READ, READ, WRITE),

@@ -25,7 +25,6 @@ from perdure.threads.actions import noted
 from perdure.threads.checks import check_limit, check_name
 from perdure.threads.context import StoreContext
 from perdure.threads.retention import Erased
-from perdure.values.crdts import Mergeable
 from perdure.values.durations import Duration
 
 T = TypeVar("T")
@@ -406,8 +405,7 @@ class Memory(MemoryDecisions):
                 versions.insert(0, NewVersion(check_key(supersedes), closes_at=now if start is None else start))
             return (yield from flows.put(self._context, path, versions, now, commit))
 
-        said = {key: value._argument if isinstance(value, Mergeable) else value for key, value in items.items()}
-        return self._write(name, lambda: [said, options, supersedes], put)
+        return self._write(name, lambda: [journal.arguments(dict(items)), options, supersedes], put)
 
     def _get(self, name: str, keys: list[str]) -> Flow[list[Item | None]]:
         def read() -> Flow[list[Item | None]]:

@@ -7,7 +7,7 @@ if the step runs again, so do its reads and writes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -30,6 +30,7 @@ from perdure.runs.journal.entries import DONE, Entry, compress
 from perdure.storage.program import Flow, Program, either
 from perdure.threads.context import StoreContext
 from perdure.values.codec import encode
+from perdure.values.crdts import Mergeable
 
 T = TypeVar("T")
 _RUNS = RunJournal()
@@ -76,6 +77,11 @@ def write(
         return shape((yield from make(commit)))
 
     return (yield from _call(ctx, name, args(), work))
+
+
+def arguments(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a run compares of values that it puts."""
+    return {key: value._argument if isinstance(value, Mergeable) else value for key, value in values.items()}
 
 
 def refuse(ctx: StoreContext, name: str) -> None:
