@@ -46,6 +46,7 @@ PAGES = (
     ("scrubber move in 10,000 checkpoints", "/threads/long?at={step}", 100),
     ("state of 1 MB, as a chat", "/threads/large", 300),
     ("state of 1 MB, as a tree", "/threads/large?view=tree", 300),
+    ("teams", "/teams", 100),
     ("memory", "/memory", 100),
     ("snapshots", "/snapshots", 100),
     ("schedules", "/schedules", 100),

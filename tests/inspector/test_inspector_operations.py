@@ -213,3 +213,38 @@ def test_due_runs_and_operators_appear_on_open_pages_by_themselves(
     expect(page.locator("#live")).to_have_text("live")
     store.get_run("new").cancel(who="zoe")
     expect(page.locator("#log")).to_contain_text("zoe")
+
+
+def test_a_team_shows_its_members_dead_letters_and_what_was_under_way(both: perdure.Store, client: Make) -> None:
+    team = both.team("research")
+
+    @team.agent(policy="dead_letter")
+    def writer(state: Any, message: Any) -> None:
+        if message == "bad":
+            raise ValueError("no such topic")
+
+    team.send(writer, "bad")
+    team.work(until_idle=True)
+    team.send(writer, {"topic": "tides", "token": "t-1"})
+    both.snapshot("monday")
+    visitor = client(both)
+    [row] = visitor.get("/api/teams").json()["teams"]
+    assert (row["name"], row["members"], row["waiting"], row["dead"]) == ("research", 1, 1, 1)
+    shown = visitor.get("/api/teams/research", params={"cut": "monday"}).json()
+    assert [(one["run"], one["waiting"], one["dead"]) for one in shown["members"]] == [("research/writer", 1, 1)]
+    assert [one["message"] for one in shown["in_flight"]] == [{"topic": "tides", "token": "***"}]
+    [letter] = shown["letters"]
+    assert (letter["message"], "no such topic" in letter["error"]) == ("bad", True)
+    form = {"team": "research", "member": "writer", "key": letter["key"]}
+    asked = visitor.post_form("resend_letter", confirmed=False, **form, message="good")
+    assert f"perdure team dead research --resend {letter['key']} --message good" in asked.text
+    assert visitor.notice("resend_letter", **form, message="good") == "Sent again to writer."
+    assert "any more" in visitor.notice("drop_letter", **form)
+    assert visitor.notice("send_member", team="research", member="writer", message="bad") == "Sent to research/writer."
+    team.work(until_idle=True)
+    [letter] = visitor.get("/api/teams/research").json()["letters"]
+    assert visitor.notice("drop_letter", **{**form, "key": letter["key"]}).startswith("Gave up")
+    assert team.dead() == []
+    for url in ("/teams", "/teams/research", "/teams/research?cut=monday"):
+        assert visitor.get(url).status_code == 200
+    assert visitor.get("/teams/nobody").status_code == 404

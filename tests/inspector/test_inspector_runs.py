@@ -248,6 +248,35 @@ def test_a_fork_after_a_step(store: perdure.Store, client: Callable[..., Client]
     assert "shared with the origin" in visitor.get("/runs/trip-2?step=1").text
 
 
+@perdure.step(retries=3, backoff_s=300)
+def unlucky() -> None:
+    raise ConnectionError("refused")
+
+
+@perdure.durable
+def tries() -> None:
+    prepare("x")
+    unlucky()
+
+
+def test_a_run_says_what_failed_when_it_tries_again_and_what_was_forked_and_can_be_undone(
+    store: perdure.Store, client: Callable[..., Client]
+) -> None:
+    store.run(tries, id="tries")
+    store.run(prepare, "x", id="done")
+    store.fork("tries", at="1", id="again", keys="new")
+    visitor = client()
+    data = visitor.get("/api/runs/tries").json()
+    [retry] = data["retries"]
+    assert (retry["name"], retry["attempts"], retry["error"]) == ("unlucky", 1, "ConnectionError: refused")
+    assert "Attempt 1 of" in visitor.get("/runs/tries").text
+    assert [one["id"] for one in data["forks"]] == ["again"]
+    assert visitor.get("/api/runs/again").json()["total"] == 1  # the marker of the fork is no step
+    assert visitor.get("/api/runs/done").json()["verbs"] == []  # nothing to undo
+    unfinished = visitor.get("/api/compare?a=tries&b=done").json()["changes"]["Result"]["rows"]
+    assert unfinished == [{"path": "(all of it)", "kind": "changed", "before": "(no result yet)", "after": "x"}]
+
+
 def test_a_message_is_sent(store: perdure.Store, client: Callable[..., Client]) -> None:
     run = store.run(travel, "Rome", PASSENGER, id="trip")
     visitor = client()

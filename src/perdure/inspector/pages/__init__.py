@@ -28,6 +28,7 @@ from perdure.inspector.pages import (
     runs,
     schedules,
     snapshots,
+    teams,
     thread,
     threads,
     workers,
@@ -41,6 +42,8 @@ PAGES: tuple[Page, ...] = (
     Page("/compare", compare.compare, "compare.html"),
     Page("/threads", threads.threads, "threads.html"),
     Page("/threads/{name:name}", thread.thread, "thread.html"),
+    Page("/teams", teams.teams, "teams.html"),
+    Page("/teams/{name:name}", teams.team, "team.html"),
     Page("/memory", memory.memory, "memory.html"),
     Page("/snapshots", snapshots.snapshots, "snapshots.html"),
     Page("/schedules", schedules.schedules, "schedules.html"),
@@ -49,7 +52,7 @@ PAGES: tuple[Page, ...] = (
     Page("/health", health.health, "health.html"),
 )
 
-_MODULES = (inbox, runs, run, thread, memory, snapshots, schedules, deployments)
+_MODULES = (inbox, runs, run, thread, teams, memory, snapshots, schedules, deployments)
 ACTIONS: dict[str, Action] = {action.__name__: action for module in _MODULES for action in module.ACTIONS}
 
 # Paths of events for an EventSource, and the functions that yield them.
@@ -60,6 +63,7 @@ NAVIGATION = (
     ("", "Inbox", "inbox", "i"),
     ("runs", "Runs", "runs", "r"),
     ("threads", "Threads", "threads", "t"),
+    ("teams", "Teams", "teams", "e"),
     ("memory", "Memory", "memory", "m"),
     ("snapshots", "Snapshots", "snapshots", "s"),
     ("schedules", "Schedules", "timeout", "c"),
