@@ -270,6 +270,12 @@ def test_an_agent_of_a_framework_is_killed_after_it_paid_and_goes_on(tmp_path: P
     ]
 
 
+def test_transcripts_of_claude_are_kept_though_the_process_is_killed(tmp_path: Path) -> None:
+    assert run("claude_agent_session.py", tmp_path, code=-signal.SIGKILL) == "entries before: 0\n"
+    told = "entries before: 2\nentries after: 3\nsessions: ['A night in Lisbon, please']\n"
+    assert run("claude_agent_session.py", tmp_path) == told
+
+
 def test_a_langgraph_agent_remembers_finds_by_meaning_and_forgets(tmp_path: Path) -> None:
     for _ in range(2):
         output = run("langgraph_memory.py", tmp_path)
