@@ -23,7 +23,12 @@ from perdure.testing.fake_airline import Airline, SoldOut
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 _installs: Installs
-FRAMEWORKS = ["adk", "openai_agents", "pydantic_ai"]  # each has an example that is killed and run again
+FRAMEWORKS = [
+    "adk",
+    "agent_framework",
+    "openai_agents",
+    "pydantic_ai",
+]  # each has an example that is killed and run again
 DEMO_S_MAX = 180  # on a machine that does other things too; alone it takes 10
 
 
