@@ -140,6 +140,20 @@ def errors() -> list[str]:
     return sorted(own - set(perdure.__all__))
 
 
+# Their modules are not imported here: each imports its whole framework.
+FRAMEWORKS = """
+## Agent frameworks
+
+| module | names | page |
+|---|---|---|
+| `perdure.adk` | `durable`, `PerdureSessionService`, `PerdureMemoryService` | [Google ADK](../how-to/adk.md) |
+| `perdure.agent_framework` | `durability`, `PerdureHistoryProvider` | [Agent Framework](../how-to/agent-framework.md) |
+| `perdure.claude_agent` | `PerdureSessionStore` | [Claude Agent SDK](../how-to/claude-agent.md) |
+| `perdure.openai_agents` | `durable`, `run`, `PerdureSession` | [OpenAI Agents SDK](../how-to/openai-agents.md) |
+| `perdure.pydantic_ai` | `PerdureDurability`, `emit_events` | [Pydantic AI](../how-to/pydantic-ai.md) |
+"""
+
+
 def page() -> str:
     from perdure.ops.operations import Operations
 
@@ -156,6 +170,7 @@ def page() -> str:
     lines += section("perdure.testing", perdure.testing, list(perdure.testing.__all__))
     lines += section("perdure.errors", perdure.errors, errors())
     lines += section("perdure.langgraph", perdure.langgraph, list(perdure.langgraph.__all__))
+    lines.append(FRAMEWORKS)
     return "\n".join(line.rstrip() for line in "\n".join(lines).splitlines()).rstrip() + "\n"
 
 
