@@ -19,6 +19,9 @@ help:
 # The stamp files say what is installed; a changed pyproject.toml installs again. Imports compile what they use.
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 
+# The wheel of claude-agent-sdk has a program of 360 MB, which no test runs. Its source archive has 0.4 MB, and Python alone.
+CLAUDE = $(INSTALL) --no-deps --no-build-isolation --no-binary claude-agent-sdk 'claude-agent-sdk>=0.2.184,<0.3'
+
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"Python 3.11 or later is needed, this is {v[0]}.{v[1]}: make PYTHON=python3.12 …")'
 	@$(PYTHON) -m venv $(VENV)
@@ -32,11 +35,13 @@ $(VENV)/.base: pyproject.toml | $(BIN)/python
 $(VENV)/.test: pyproject.toml | $(BIN)/python
 	@echo "installing what the tests need into $(VENV) (a real PostgreSQL from PyPI among it) …"
 	@$(INSTALL) -e '.[test]'
+	@$(CLAUDE)
 	@touch $@ $(VENV)/.base
 
 $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@echo "installing what tests, benchmarks and lint need into $(VENV) …"
 	@$(INSTALL) -e '.[dev]'
+	@$(CLAUDE)
 	@touch $@ $(VENV)/.base $(VENV)/.test
 
 # The C accelerator of the LangGraph saver is optional: where it cannot be built, its tests say so.

@@ -165,10 +165,41 @@ def _adk(turns: int) -> tuple[Ask, Ask]:
     return asked(plain), asked(durable(ours))
 
 
+def _agent_framework(turns: int) -> tuple[Ask, Ask]:
+    from agent_framework import Agent, BaseChatClient, ChatResponse, Content, Message, tool
+    from agent_framework._middleware import ChatMiddlewareLayer
+    from agent_framework._tools import FunctionInvocationLayer
+
+    from perdure.agent_framework import durability
+
+    class Deciding(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClient):
+        def _inner_get_response(self, *, messages: Any, stream: bool, options: Any, **kwargs: Any) -> Awaitable[Any]:
+            async def respond() -> ChatResponse:
+                await asyncio.sleep(MODEL_S)
+                contents = [content for message in messages for content in message.contents]
+                turn = sum(content.type == "function_result" for content in contents) // PARALLEL
+                said = [Content.from_text("done")]
+                if turn < turns:
+                    ids = [f"c{turn}-{n}" for n in range(PARALLEL)]
+                    said = [Content.from_function_call(id, "look", arguments={"number": n}) for n, id in enumerate(ids)]
+                return ChatResponse(messages=[Message(role="assistant", contents=said)], response_id="r")
+
+            return respond()
+
+    async def look(number: int) -> str:
+        return f"found {number}"
+
+    tools = [tool(look, approval_mode="never_require")]
+    plain = Agent(Deciding(), name="plain", tools=tools)
+    ours = Agent(Deciding(), name="ours", tools=tools, middleware=durability())
+    return plain.run, ours.run
+
+
 FRAMEWORKS: dict[str, Callable[[int], tuple[Ask, Ask]]] = {
     "Pydantic AI": _pydantic_ai,
     "OpenAI Agents": _openai_agents,
     "Google ADK": _adk,
+    "Agent Framework": _agent_framework,
 }
 
 

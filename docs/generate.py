@@ -149,6 +149,20 @@ def errors() -> list[str]:
     return sorted(own - set(perdure.__all__))
 
 
+# Their modules are not imported here: each imports its whole framework.
+FRAMEWORKS = """
+## Agent frameworks
+
+| module | names | page |
+|---|---|---|
+| `perdure.adk` | `durable`, `PerdureSessionService`, `PerdureMemoryService` | [Google ADK](../how-to/adk.md) |
+| `perdure.agent_framework` | `durability`, `PerdureHistoryProvider` | [Agent Framework](../how-to/agent-framework.md) |
+| `perdure.claude_agent` | `PerdureSessionStore` | [Claude Agent SDK](../how-to/claude-agent.md) |
+| `perdure.openai_agents` | `durable`, `run`, `PerdureSession` | [OpenAI Agents SDK](../how-to/openai-agents.md) |
+| `perdure.pydantic_ai` | `PerdureDurability`, `emit_events` | [Pydantic AI](../how-to/pydantic-ai.md) |
+"""
+
+
 def sections() -> list[tuple[Any, list[str]]]:
     """The public modules with their names, in the order of the page."""
     parts = (
@@ -217,6 +231,7 @@ def page() -> str:
         lines += section(module.__name__, module, names)
         if module is perdure:
             lines += of_class("store.ops", Operations)
+    lines.append(FRAMEWORKS)
     lines += ["# Results", "", "Calls return objects of these classes. You need not import them.", ""]
     for cls in results():
         lines += of_class(cls.__name__, cls)

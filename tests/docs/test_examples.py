@@ -24,7 +24,12 @@ from perdure.testing.fake_airline import Airline, SoldOut
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 _installs: Installs
-FRAMEWORKS = ["adk", "openai_agents", "pydantic_ai"]  # each has an example that is killed and run again
+FRAMEWORKS = [
+    "adk",
+    "agent_framework",
+    "openai_agents",
+    "pydantic_ai",
+]  # each has an example that is killed and run again
 DEMO_S_MAX = 180  # on a machine that does other things too; alone it takes 10
 
 
@@ -313,6 +318,12 @@ def test_an_agent_of_a_framework_is_killed_after_it_paid_and_goes_on(tmp_path: P
         "Your room is booked: paid.",
         "payments: 1",
     ]
+
+
+def test_transcripts_of_claude_are_kept_though_the_process_is_killed(tmp_path: Path) -> None:
+    assert run("claude_agent_session.py", tmp_path, code=-signal.SIGKILL) == "entries before: 0\n"
+    told = "entries before: 2\nentries after: 3\nsessions: ['A night in Lisbon, please']\n"
+    assert run("claude_agent_session.py", tmp_path) == told
 
 
 def test_a_langgraph_agent_remembers_finds_by_meaning_and_forgets(tmp_path: Path) -> None:
