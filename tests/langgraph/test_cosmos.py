@@ -210,7 +210,12 @@ def test_tenants_see_only_their_own_threads_whatever_their_names(cosmos_saver: C
 def test_a_writer_that_comes_after_a_deletion_begins_anew(cosmos_saver: CosmosSaver) -> None:
     late = another(cosmos_saver)
     put_many(late, 2)
+    inner = config_of("t", ns="inner", id=numbered_id(0))
+    for number in range(3):
+        put(late, "t", {"n": number}, ns="inner", id=numbered_id(number))
+    late.put_writes(inner, [("n", 1)], "task")
     cosmos_saver.delete_thread("t")
+    assert [(row["n"], row["body"]) for row in stored(cosmos_saver)] == [(2, "")]
     assert cosmos_saver.get_tuple(config_of("t")) is None
     assert late.get_tuple(config_of("t")) is None
     put_many(late, 1, first=2)

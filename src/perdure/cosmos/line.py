@@ -127,17 +127,17 @@ class CosmosLine:
                 return
         raise Busy(f"thread {self.thread!r}: other writers were faster {_TRIES} times; nothing was written, try again")
 
-    def append(self, tail: Tail, id: str, text: bytes, run: str | None = None, *, anew: bool = False) -> Tail | None:
+    def append(self, tail: Tail, id: str, text: bytes, run: str | None = None, *, anew: str = "") -> Tail | None:
         """Create the item after the tail. Return the new tail, or None if another writer was faster.
 
-        `anew` begins a chain that nothing before it is part of.
+        `anew` begins a chain that nothing before it is part of; it is the greatest id of the line from then on.
         """
         context, number, at = self._context, tail.number + 1, self._context.clock_us()
         ttl_us = None if context.ttl_s is None else context.ttl_s * 1e6
         is_old = ttl_us is not None and at - tail.key_at > (_TTL_ROOM - 1) * ttl_us
         context.tails.drop(self._key)  # its encoder is used up, whatever the outcome
-        link, base = extend(tail.base, text, id, number, at, os.urandom(SALT_BYTES), whole=anew or is_old)
-        after = Tail(number, base, id if anew else max(tail.newest, id), at if link.key == number else tail.key_at)
+        link, base = extend(tail.base, text, id, number, at, os.urandom(SALT_BYTES), whole=bool(anew) or is_old)
+        after = Tail(number, base, anew or max(tail.newest, id), at if link.key == number else tail.key_at)
         item = self._item(number, link.key) | {"checkpoint": id}
         if after.newest != id:
             item["newest"] = after.newest
