@@ -159,7 +159,13 @@ def test_a_checkpoint_lives_at_least_its_ttl_whenever_its_chain_began(cosmos_sav
                 context.container.delete(row["id"], row["pk"])
         left = [int(one[-3:]) for one in ids_in(another(cosmos_saver), config_of("t"))]
         assert set(left) >= {number for number in range(16) if number + 10 > hour}
-    put_many(another(cosmos_saver, ttl="10h"), 1, first=16)
+    for number, ttl in enumerate(("10h", "10h", None, None, "20h"), 16):  # a chain lives as long as its last checkpoint
+        put_many(another(cosmos_saver, ttl=ttl), 1, first=number)
+    assert [(row["n"], "ttl" in row) for row in stored(saver) if row["n"] >= 16 and row["n"] == row["key"]] == [
+        (16, True),
+        (18, False),
+        (20, True),
+    ]
     with pytest.raises(UsageError, match="a duration"):
         another(cosmos_saver, ttl=30)
 
