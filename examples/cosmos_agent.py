@@ -51,7 +51,7 @@ def compiled(saver: CosmosSaver, *, dies: bool) -> Any:
             os.kill(os.getpid(), signal.SIGKILL)
         return {"hotel": "Grand Hotel Lisbon"}
 
-    builder = StateGraph(Trip)
+    builder: Any = StateGraph(Trip)
     builder.add_node("find_flight", find_flight)
     builder.add_node("find_hotel", find_hotel)
     builder.add_edge(START, "find_flight")

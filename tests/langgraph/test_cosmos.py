@@ -159,7 +159,13 @@ def test_a_checkpoint_lives_at_least_its_ttl_whenever_its_chain_began(cosmos_sav
                 context.container.delete(row["id"], row["pk"])
         left = [int(one[-3:]) for one in ids_in(another(cosmos_saver), config_of("t"))]
         assert set(left) >= {number for number in range(16) if number + 10 > hour}
-    put_many(another(cosmos_saver, ttl="10h"), 1, first=16)
+    for number, ttl in enumerate(("10h", "10h", None, None, "20h"), 16):  # a chain lives as long as its last checkpoint
+        put_many(another(cosmos_saver, ttl=ttl), 1, first=number)
+    assert [(row["n"], "ttl" in row) for row in stored(saver) if row["n"] >= 16 and row["n"] == row["key"]] == [
+        (16, True),
+        (18, False),
+        (20, True),
+    ]
     with pytest.raises(UsageError, match="a duration"):
         another(cosmos_saver, ttl=30)
 
@@ -210,7 +216,12 @@ def test_tenants_see_only_their_own_threads_whatever_their_names(cosmos_saver: C
 def test_a_writer_that_comes_after_a_deletion_begins_anew(cosmos_saver: CosmosSaver) -> None:
     late = another(cosmos_saver)
     put_many(late, 2)
+    inner = config_of("t", ns="inner", id=numbered_id(0))
+    for number in range(3):
+        put(late, "t", {"n": number}, ns="inner", id=numbered_id(number))
+    late.put_writes(inner, [("n", 1)], "task")
     cosmos_saver.delete_thread("t")
+    assert [(row["n"], row["body"]) for row in stored(cosmos_saver)] == [(2, "")]
     assert cosmos_saver.get_tuple(config_of("t")) is None
     assert late.get_tuple(config_of("t")) is None
     put_many(late, 1, first=2)

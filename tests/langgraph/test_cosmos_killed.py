@@ -10,7 +10,7 @@ from typing import Any
 import crash_run
 import pytest
 from azure.cosmos import CosmosClient
-from checkpoints import everything
+from checkpoints import config_of, everything, ids_in, numbered_id, put, values_at
 from cosmos_run import StruckContainer
 from crash_run import TASKS, TOTAL
 from soak import SOAK, spread
@@ -78,3 +78,21 @@ def test_an_operation_that_stops_at_any_request_is_finished_by_the_same_call(
         assert seen in outcomes or operation not in ("put", "put_again")
         act(other)
         assert everything(StruckContainer.saver(cosmos_client, items)[0]) == outcomes[1]
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_a_killed_deletion_neither_goes_back_nor_brings_back(cosmos_client: CosmosClient, requests: int) -> None:
+    """Killed when one of two checkpoints to keep was saved anew, or when the start of the old chain was deleted."""
+    saver, items = StruckContainer.saver(cosmos_client)
+    for number in range(4):
+        put(saver, "t", {"n": number}, id=numbered_id(number), run_id="early" if number < 2 else "late")
+    items.left = requests + 1
+    with pytest.raises(StruckContainer.Struck):
+        saver.delete_for_runs(["late"])
+    other = StruckContainer.saver(cosmos_client, items)[0]
+    assert values_at(other, config_of("t")) == {"n": 1}
+    if requests == 3:
+        assert ids_in(other, config_of("t")) == [numbered_id(1), numbered_id(0)]
+        other.prune(["t"])
+        assert ids_in(other, config_of("t")) == [numbered_id(1)]
+    assert values_at(other, config_of("t")) == {"n": 1}

@@ -40,5 +40,7 @@ def test_threads_are_the_same_in_a_store_and_in_cosmos_db_and_back(cosmos_client
             transfer(source, back, threads=["main"])
         with pytest.raises(NotFound, match="no thread 'no graph' of a graph"):
             transfer(source, cosmos, threads=["no graph"])
+        with pytest.raises(UsageError, match="not str"):
+            transfer(source, "cosmos")  # type: ignore[arg-type]
         with pytest.raises(UsageError, match=r"\['main'\]"):
             transfer(source, cosmos, threads="main")

@@ -17,6 +17,7 @@ from perdure.adapters import Encoded, LineCheckpoint, Lines, envelope_text
 from perdure.cosmos.lines import CosmosLines
 from perdure.errors import Damaged, NotFound, UsageError
 from perdure.langgraph.configs import note_of, tags_of
+from perdure.langgraph.native import NativeSaver
 from perdure.ops import TransferReport
 
 if TYPE_CHECKING:
@@ -40,6 +41,11 @@ def transfer(
     what is missing. What steps and effects in a graph's nodes recorded is not copied: Cosmos DB keeps threads only.
     `progress` is called with (done, total) threads. In async code, call it with `asyncio.to_thread`.
     """
+    for saver in (source, target):
+        if not isinstance(saver, NativeSaver):
+            raise UsageError(
+                f"transfer copies from a CosmosSaver or PerdureSaver to another, not {type(saver).__name__}"
+            )
     if isinstance(threads, str):
         raise UsageError(f"threads is a list of thread ids, such as threads=[{threads!r}], not a str")
     start, checkpoints, already = time.monotonic(), 0, list[str]()

@@ -56,7 +56,7 @@ class Tail:
     number: int = -1
     base: Base | None = None  # of the next link; None: there is no checkpoint
     newest: str = ""  # the greatest id of the line
-    key_at: int = 0  # when the chain began
+    expires_at: float | None = None  # when its chain expires, in microseconds; None: never
 
     @property
     def label(self) -> str | None:
@@ -127,28 +127,36 @@ class CosmosLine:
                 return
         raise Busy(f"thread {self.thread!r}: other writers were faster {_TRIES} times; nothing was written, try again")
 
-    def append(self, tail: Tail, id: str, text: bytes, run: str | None = None, *, anew: bool = False) -> Tail | None:
+    def append(self, tail: Tail, id: str, text: bytes, run: str | None = None, *, anew: str = "") -> Tail | None:
         """Create the item after the tail. Return the new tail, or None if another writer was faster.
 
-        `anew` begins a chain that nothing before it is part of.
+        `anew` begins a chain that nothing before it is part of; it is the greatest id of the line from then on.
         """
         context, number, at = self._context, tail.number + 1, self._context.clock_us()
-        ttl_us = None if context.ttl_s is None else context.ttl_s * 1e6
-        is_old = ttl_us is not None and at - tail.key_at > (_TTL_ROOM - 1) * ttl_us
+        whole = bool(anew) or not self._lives_on(tail, at)
         context.tails.drop(self._key)  # its encoder is used up, whatever the outcome
-        link, base = extend(tail.base, text, id, number, at, os.urandom(SALT_BYTES), whole=anew or is_old)
-        after = Tail(number, base, id if anew else max(tail.newest, id), at if link.key == number else tail.key_at)
+        link, base = extend(tail.base, text, id, number, at, os.urandom(SALT_BYTES), whole=whole)
+        expires_at = tail.expires_at
+        if link.key == number:
+            expires_at = None if context.ttl_s is None else at + _TTL_ROOM * context.ttl_s * 1e6
+        after = Tail(number, base, anew or max(tail.newest, id), expires_at)
         item = self._item(number, link.key) | {"checkpoint": id}
         if after.newest != id:
             item["newest"] = after.newest
         if run is not None:
             item["run"] = run
-        if ttl_us is not None:  # the whole chain expires together
-            item["ttl"] = max(1, ceil((after.key_at + _TTL_ROOM * ttl_us - at) / 1e6))
+        if expires_at is not None:  # the whole chain expires together
+            item["ttl"] = max(1, ceil((expires_at - at) / 1e6))
         if self._container.create(item, pack(link)):
             return after
         # An answer may be lost, and the request sent again: then it is our own item that is there.
         return after if self._stored(item) == item else None
+
+    def _lives_on(self, tail: Tail, at: int) -> bool:
+        """Return whether the chain lives as long as a checkpoint that is saved now must."""
+        if tail.expires_at is None or self._context.ttl_s is None:
+            return tail.expires_at is self._context.ttl_s  # both never
+        return tail.expires_at >= at + self._context.ttl_s * 1e6
 
     def end(self, tail: Tail) -> bool:
         """Create an item without a checkpoint after the tail, so that nobody builds on what is before it."""
@@ -237,7 +245,9 @@ class CosmosLine:
                 rows = self._query(_CHAIN, key=end["key"], newest=end.get("newest", end["checkpoint"]))
                 end = max((row for row in rows if "checkpoint" in row), key=_number, default=end)
                 links = self.links(rows, end["key"], end["n"])
-                tail = Tail(end["n"], read_tip(links), str(end.get("newest", end["checkpoint"])), links[0].at)
+                # Its seconds were rounded up.
+                expires_at = links[-1].at + (end["ttl"] - 1) * 1e6 if "ttl" in end else None
+                tail = Tail(end["n"], read_tip(links), str(end.get("newest", end["checkpoint"])), expires_at)
         self._context.tails.put(self._key, tail)
         return tail, rows
 

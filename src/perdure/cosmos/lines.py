@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from operator import itemgetter
-from typing import Any
+from functools import partial
+from operator import gt, itemgetter
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import orjson
@@ -78,23 +79,22 @@ class CosmosLines:
     def delete_thread(self, thread: str) -> None:
         """Delete all items of a thread. A late writer of its own line is refused, and then begins the line anew."""
         line = self.line(thread, "")
-        while True:
-            rows = self._container.query(_IDS, line.partition)
-            if not any("checkpoint" in row or "target" in row for row in rows):
-                return
-            if line.end(line.read_tail()):
-                break
+        if not any("checkpoint" in row or "target" in row for row in self._container.query(_IDS, line.partition)):
+            return
+        while not line.end(tail := line.read_tail()):
+            pass  # another writer was faster
+        items = self._container.query(_IDS, line.partition)
+        rows = [row for row in items if row.get("ns") or row.get("n", -1) <= tail.number]
         for namespace in {row.get("ns", "") for row in rows}:
             self.context.tails.drop((line.partition, namespace))
         self._delete(line.partition, rows)
 
     def prune(self, thread: str) -> None:
         """Keep the newest checkpoint of each line, and those that it is rebuilt from."""
-        newest: dict[str, str] = {}
-        for row in self._index(thread):
-            newest.setdefault(row["ns"], row["checkpoint"])
-        for namespace, id_ in newest.items():
-            self._drop(thread, namespace, lambda one, last=id_: one < last)  # type: ignore[misc]
+        for namespace in sorted({row["ns"] for row in self._index(thread)}):
+            newest = self.line(thread, namespace).load()
+            if newest is not None:
+                self._drop(thread, namespace, partial(gt, newest.id))
 
     def delete_runs(self, runs: Sequence[str]) -> None:
         """Delete the checkpoints that runs saved, except those that a later one is rebuilt from."""
@@ -113,21 +113,22 @@ class CosmosLines:
         while True:
             tail = line.read_tail()
             rows = sorted(self._index(thread, ns=namespace), key=itemgetter("n"))
-            doomed = {row["checkpoint"] for row in rows if is_doomed(row["checkpoint"])}
-            doomed -= needed_by_others(self.history(thread, namespace), doomed)
-            if not doomed:
+            kept_ids = kept_of(self.history(thread, namespace), is_doomed)
+            kept = [row for row in rows if row["checkpoint"] in kept_ids]
+            dropped = {row["checkpoint"] for row in rows} - kept_ids
+            if not dropped:
                 return
-            kept = [row for row in rows if row["checkpoint"] not in doomed]
-            first = line.load(kept[0]["checkpoint"]) if kept else None
+            states = ((row, one) for row in kept if (one := line.load(row["checkpoint"])) is not None)
+            first = next(states, None)
             if first is None and line.end(tail):
                 break
-            if first is not None and line.append(tail, first.id, first.text, kept[0].get("run"), anew=True) is not None:
+            newest = max((row["checkpoint"] for row in kept), default="")
+            if first is not None and line.append(tail, *_state(*first), anew=newest) is not None:
                 break
-        for row in kept[1:]:
-            if (one := line.load(row["checkpoint"])) is not None:
-                line.save(Encoded(one.text), id=one.id, run=row.get("run"))
+        for row, one in states:
+            line.save(Encoded(one.text), id=one.id, run=row.get("run"))
         items = self._container.query(_IDS, line.partition)
-        gone = [row for row in items if row.get("ns") == namespace and _is_gone(row, tail.number, doomed)]
+        gone = [row for row in items if row.get("ns") == namespace and _is_gone(row, tail.number, dropped)]
         tokens = {row["parts"] for row in gone if "parts" in row}
         self._delete(line.partition, [*gone, *(row for row in items if row.get("part_of") in tokens)])
 
@@ -171,18 +172,38 @@ class CosmosLines:
         return {link.number: line.checkpoint(link.label, text, rows) for link, text in walk(links)}
 
 
-def _is_gone(row: Item, last: int, doomed: set[str]) -> bool:
-    return row["n"] <= last if "n" in row else row.get("target") in doomed
+def _state(row: Item, one: LineCheckpoint) -> tuple[str, bytes, str | None]:
+    return one.id, one.text, row.get("run")
 
 
-def needed_by_others(checkpoints: Iterable[LineCheckpoint], doomed: set[str]) -> set[str]:
-    """Return those of the doomed checkpoints that another one is rebuilt from: it lacks values that they have."""
-    states = {pack_id(one.id): (one.id, orjson.loads(one.text)) for one in checkpoints}
-    needed: set[str] = set()
-    for id_, state in states.values():
-        lacking, ancestor = set(needs_of(state)) if id_ not in doomed else set(), parent_of(state)
-        while lacking and ancestor in states:
-            id_, state = states[ancestor]
-            needed.add(id_)
-            lacking, ancestor = lacking.difference(state), parent_of(state)
-    return needed & doomed
+def _is_gone(row: Item, last: int, dropped: set[str]) -> bool:
+    return row["n"] <= last if "n" in row else row.get("target") in dropped
+
+
+class _Summary(NamedTuple):
+    """What decides whether a checkpoint is needed: it is rebuilt from its ancestors if it `lacks` some of its keys."""
+
+    id: str
+    parent: bytes | None
+    lacks: set[str]
+    keys: set[str]
+
+
+def kept_of(checkpoints: Iterable[LineCheckpoint], is_doomed: Callable[[str], bool]) -> set[str]:
+    """Return the ids of the checkpoints that are not doomed, and of those that they are rebuilt from."""
+    known = {pack_id(one.id): _summary(one) for one in checkpoints}
+    kept = {one.id for one in known.values() if not is_doomed(one.id)}
+    for one in [one for one in known.values() if one.id in kept]:
+        lacks, parent = one.lacks, one.parent
+        for _ in known:  # at most: damaged pointers may form a circle
+            if not lacks or parent not in known:
+                break
+            ancestor = known[parent]
+            kept.add(ancestor.id)
+            lacks, parent = lacks - ancestor.keys, ancestor.parent
+    return kept
+
+
+def _summary(one: LineCheckpoint) -> _Summary:
+    state = orjson.loads(one.text)
+    return _Summary(one.id, parent_of(state), set(needs_of(state)), set(state))
