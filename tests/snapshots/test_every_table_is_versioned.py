@@ -21,7 +21,7 @@ ROUNDS = 100 if SOAK else 12
 STORES = pytest.mark.parametrize("store", ["sqlite", "memory", "postgres"], indirect=True)
 # Of the store itself; what was erased, which no snapshot may bring back; what running steps emit; what operators did.
 _UNVERSIONED = {"tenant", "tenant_key", "tenant_role", "copy", "erased", "run_count", "emitted", "operator_action"}
-_NOT_COPIED = {"thread": {"owner"}}  # columns that are of this store alone: transfers leave them out
+_NOT_COPIED = {"thread": {"owner", "autosave"}}  # columns that are of this store alone: transfers leave them out
 _COLUMNS = Sql(
     sqlite="""SELECT t.name, c.name, c.type FROM sqlite_schema t, pragma_table_info(t.name) c
     WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite%' ORDER BY t.name, c.cid""",
