@@ -25,7 +25,7 @@ _UNVERSIONED = {
     *("tenant", "tenant_key", "tenant_role", "copy", "erased", "run_count", "emitted", "operator_action"),
     *("team_store", "team_view", "peer_key"),
 }
-_NOT_COPIED = {"thread": {"owner"}}  # columns that are of this store alone: transfers leave them out
+_NOT_COPIED = {"thread": {"owner", "autosave"}}  # columns that are of this store alone: transfers leave them out
 _COLUMNS = Sql(
     sqlite="""SELECT t.name, c.name, c.type FROM sqlite_schema t, pragma_table_info(t.name) c
     WHERE t.type = 'table' AND t.name NOT LIKE 'sqlite%' ORDER BY t.name, c.cid""",

@@ -246,7 +246,8 @@ class AutoState(MutableMapping[str, Any]):
                 yield from failures.opened(session, policy, self._cost_s)
                 self._is_marked = True
         except PerdureError as error:
-            _log.debug("autosave of thread %r: %s", self._cursor.name, type(error).__name__)
+            fields = event("autosave.not_observed", thread=self._cursor.name, error=type(error).__name__)
+            _log.debug("thread %r: autosave could not note its session", self._cursor.name, extra=fields)
 
     def _failed(self, snapshot: _Snapshot, error: Exception) -> None:
         """Note that the background could not write a snapshot. The next change raises its error; a later one saves."""
