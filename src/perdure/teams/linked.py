@@ -23,7 +23,7 @@ from perdure.teams.parcels import Letter, decode_parcel
 from perdure.teams.post import Post
 from perdure.teams.protocol import CutHere, contradiction, in_flight
 from perdure.teams.register import Register, RowRegister, change
-from perdure.teams.snapshots import InFlight, TeamSnapshot
+from perdure.teams.snapshots import MessageInFlight, TeamSnapshot
 from perdure.teams.views import TeamView
 from perdure.threads.checks import check_name
 from perdure.threads.context import Handle
@@ -76,7 +76,7 @@ class LinkedSnapshot(Handle):
         object.__setattr__(self, "_context", self._linked._context)
 
     @blocking
-    def in_flight(self) -> Flow[list[InFlight]]:
+    def in_flight(self) -> Flow[list[MessageInFlight]]:
         """Return the messages that were sent and not yet taken, in boxes and between stores."""
         return self._linked._in_flight(self)
 
@@ -249,8 +249,8 @@ class LinkedTeam(Handle):
         if problem := contradiction(saved):
             raise Damaged(f"this cut cannot be gone back to: {problem}")
 
-    def _in_flight(self, snapshot: LinkedSnapshot) -> Flow[list[InFlight]]:
-        saved, found = {}, list[InFlight]()
+    def _in_flight(self, snapshot: LinkedSnapshot) -> Flow[list[MessageInFlight]]:
+        saved, found = {}, list[MessageInFlight]()
         for store, part in snapshot.stores.items():
             post = self._posts[store]
             saved[store] = yield from self._on(store, post.saved(part))
@@ -338,8 +338,8 @@ class LinkedTeam(Handle):
     amove = awaited(move)
 
 
-def _flying(team: str, letter: Letter, source: Snapshot, codec: Any) -> InFlight:
-    return InFlight(
+def _flying(team: str, letter: Letter, source: Snapshot, codec: Any) -> MessageInFlight:
+    return MessageInFlight(
         None if letter.sender is None else letter.sender.removeprefix(f"{team}/"),
         letter.to.removeprefix(f"{team}/"),
         decode(decompress(letter.value), codec),
