@@ -89,8 +89,7 @@ class Team(Handle):
         outside get MailboxFull then, and members slow down. A message whose handler fails, or whose process dies, is
         tried `attempts` times, with growing pauses. Then its effects are undone and it becomes a dead letter (`dead`);
         the `supervisor`, a member, gets a message about it. With the policy "dead_letter" the first error is enough,
-        with "stop" the agent stops until a person resumes it, and with "escalate" the supervisor gets the message
-        itself too.
+        with "stop" the agent stops until a person resumes it, and with "escalate" the supervisor gets the message too.
         """
         boss = None if supervisor is None else members.check_member(member_name(supervisor))
         options = AgentOptions(attempts, policy, boss)
