@@ -287,5 +287,12 @@ def test_a_team_says_what_is_wrong_with_its_names(store: perdure.Store) -> None:
     with pytest.raises(NotFound, match="no agent of team"):
         store.team("other").work(until_idle=True)
     team.members()
+    for call in (
+        lambda: store.fork("named/agent"),
+        lambda: store.replay("named/agent"),
+        store.get_run("named/agent").undo,
+    ):
+        with pytest.raises(UsageError, match="is a member of a team"):
+            call()
     with pytest.raises(NotFound, match="no member 'nobody'"):
         team.rewind("nobody", turn=0)

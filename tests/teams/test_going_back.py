@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -299,6 +300,23 @@ def test_a_rewind_of_turns_with_effects_is_refused_and_says_which(store: perdure
     assert [amount for amount, _ in charged] == [5, 7, 7]
     assert charged[1] == charged[2]
     assert team.rewind("clerk", turn=2, dry_run=True).falls == ()
+
+
+def test_retention_removes_old_messages_and_intents_and_a_rewind_says_so(store: perdure.Store) -> None:
+    team = paying_team(store)
+    for amount in (1, 2, 3):
+        team.send("clerk", amount)
+    team.work(until_idle=True)
+    team.send("till", 4)  # it waits, and stays
+    store.ops.retention(runs=timedelta(0))
+    store.ops.compact()
+    assert mail_states(store) == {0: 1, 1: 2}
+    assert len(query(store, "SELECT 1 FROM journal WHERE tenant = :tenant")) == 1
+    assert team.rewind("till", turn=3, dry_run=True).falls == ()
+    with pytest.raises(UsageError, match="not kept any more"):
+        team.rewind("till", turn=1, keys="same")
+    team.work(until_idle=True)
+    assert state_of(team, "till") == {"sum": 10}
 
 
 def test_a_rewind_interrupts_who_is_in_the_middle_of_a_withdrawn_message(store: perdure.Store) -> None:

@@ -289,6 +289,7 @@ class RunStore(Handle):
         from perdure.runs.history.replay import ReplayRunner, spec_for
 
         tenant, row = yield from flows.locate(self._context, run_id_of(self._context, run))
+        flows.check_no_member(row, "replayed")
         runner = ReplayRunner(self._context, tenant, row, spec_for(row, fn))
         return (yield from either(runner.run, runner.arun))
 

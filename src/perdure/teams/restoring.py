@@ -82,6 +82,7 @@ _RECORD = Sql(
     """SELECT record FROM mail WHERE tenant = :tenant AND run = :run AND taken_turn <= :turn AND record IS NOT NULL
     ORDER BY taken_turn DESC LIMIT 1"""
 )
+_KEPT_TURNS = Sql("SELECT count(*) FROM mail WHERE tenant = :tenant AND run = :run AND taken_turn <= :turn")
 _FIRST_RECORD = Sql(
     """SELECT id FROM record WHERE tenant = :tenant AND tree = :tree AND thread = :thread AND parent IS NULL
     ORDER BY id LIMIT 1"""
@@ -438,7 +439,8 @@ def _states_before(tenant: int, names: Mapping[int, str], back: Mapping[int, int
         name = thread_name(names[run])
         thread = yield from try_thread(tenant, name)
         [records] = yield Batch(_RECORD(tenant=tenant, run=run, turn=turn))
-        if not records and thread is not None:
+        [[(kept,)]] = yield Batch(_KEPT_TURNS(tenant=tenant, run=run, turn=turn))
+        if not records and thread is not None and kept == turn:  # none of these turns has changed the state
             [records] = yield Batch(_FIRST_RECORD(tenant=tenant, tree=thread.tree, thread=thread.thread))
         text = (yield from _state_at(tenant, name, records[0][0])) if records else None
         if text is None:

@@ -83,13 +83,13 @@ class Team(Handle):
     ) -> Any:
         """Make a function an agent: it gets its state, which it changes, and one message. It may be async.
 
-        The team gets a member of the function's name, or `name`, with `state` (default: an empty dict). A graph of
-        a framework is an agent too, `team.agent(graph, name="writer")`: its input is the message, its output the answer.
+        The team gets a member of the function's name, or `name`, with `state` (default: an empty dict). A graph of a
+        framework is an agent too, `team.agent(graph, name="writer")`: its input is the message, its output the answer.
         What the function returns answers `perdure.call`. `capacity` is how many messages may wait for it: senders
         outside get MailboxFull then, and members slow down. A message whose handler fails, or whose process dies, is
         tried `attempts` times, with growing pauses. Then its effects are undone and it becomes a dead letter (`dead`);
-        the `supervisor`, a member, gets a message about it. With the policy "dead_letter" the first error is enough, with "stop" the agent stops
-        until a person resumes it, and with "escalate" the supervisor gets the message itself too.
+        the `supervisor`, a member, gets a message about it. With the policy "dead_letter" the first error is enough,
+        with "stop" the agent stops until a person resumes it, and with "escalate" the supervisor gets the message too.
         """
         boss = None if supervisor is None else members.check_member(member_name(supervisor))
         options = AgentOptions(attempts, policy, boss)

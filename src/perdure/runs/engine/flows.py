@@ -214,9 +214,20 @@ def check_no_task(row: RunRow) -> None:
         )
 
 
+def check_no_member(row: RunRow, action: str) -> None:
+    """Raise UsageError for what a member of a team cannot do alone."""
+    if row.turn is not None:
+        raise UsageError(
+            f"run {row.id!r} is a member of a team, and its journal has one message: it cannot be {action}. "
+            "`perdure team` takes teams back"
+        )
+
+
 def request(ctx: StoreContext, run_id: str, wish: str) -> Flow[str]:
     tenant, row = yield from locate(ctx, run_id)
     check_no_task(row)
+    if wish == "undo":
+        check_no_member(row, "undone")
     has_ended = row.status in ("failed", "cancelled")
     if wish == "undo" and has_ended and (yield from has_undone(tenant, row, ctx.codec)):
         return row.status  # nothing is left to undo

@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from perdure.errors import UsageError, ValueProblem
+from perdure.errors import ValueProblem
 from perdure.log.thread_table import try_thread
 from perdure.runs.calls import saga
 from perdure.runs.calls.failures import describe_error, error_text
@@ -255,11 +255,3 @@ def _notice(execution: Execution, reason: str, policy: str) -> dict[str, Any]:
         except ValueProblem:
             pass  # it cannot be read here either: the dead letter has it
     return notice
-
-
-def refuse_member(row: RunRow, action: str) -> None:
-    """Raise UsageError for what a member of a team cannot do."""
-    if row.turn is not None:
-        raise UsageError(
-            f"run {row.id!r} is a member of a team, whose runs go back together: it cannot {action}. See `perdure team`"
-        )

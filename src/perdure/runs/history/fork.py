@@ -17,7 +17,7 @@ import msgspec
 from perdure.errors import JournalDamaged, NotFound, RunMismatch, UsageError
 from perdure.log.archived import check_archived
 from perdure.runs.calls.state import RUN_KEY, thread_name
-from perdure.runs.engine.flows import check_no_task, no_run, tenant_of
+from perdure.runs.engine.flows import check_no_member, check_no_task, no_run, tenant_of
 from perdure.runs.engine.models import Step, entries_of, step_name, step_path
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import find_durable
@@ -119,6 +119,7 @@ def _fork(tenant: int, request: ForkRequest, incarnation: bytes, now: int) -> Pr
         yield from _check_same(tenant, RunRow._make(taken[0]), request)
         return request.id, RunRow._make(taken[0]).status
     check_no_task(RunRow._make(sources[0]))
+    check_no_member(RunRow._make(sources[0]), "forked")
     number = RunRow._make(sources[0]).run
     # Lock the source: continue_as_new could drop the history that the fork is going to share.
     [locked], args = yield Batch(rows.LOCK(tenant=tenant, run=number), rows.ARGS_OF(tenant=tenant, run=number))

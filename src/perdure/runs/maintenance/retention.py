@@ -21,10 +21,11 @@ from perdure.runs.calls.state import RUN_KEY, thread_name
 from perdure.runs.engine import flows
 from perdure.runs.journal import claiming, rows, thread_runs
 from perdure.runs.journal.blobs import drop_loose_blobs
+from perdure.runs.journal.entries import unpack
 from perdure.runs.journal.rows import FINISHED
 from perdure.runs.run_table import RUN, RunRow
 from perdure.runs.streams import rows as streams
-from perdure.runs.tables import PARTS
+from perdure.runs.tables import INTENT, JOURNAL_BODY, PARTS
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, change, dry_write, fetch, maintain, read, write
 from perdure.threads.context import StoreContext
 
@@ -67,6 +68,20 @@ _DROP_ENTRIES = Sql(
 _DROP_REST = [
     Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run") for table in ("answer", "ask", "mail", "run_blob")
 ]
+_MEMBERS = Sql("SELECT run FROM run WHERE tenant = :tenant AND turn IS NOT NULL AND turn > 1 ORDER BY run")
+_DROP_MAIL = Sql(
+    """DELETE FROM mail WHERE tenant = :tenant AND run = :run AND seq IN (
+        SELECT m.seq FROM mail m WHERE m.tenant = :tenant AND m.run = :run AND m.state IN (1, 3) AND m.at < :before
+            AND m.seq < (SELECT max(n.seq) FROM mail n WHERE n.tenant = :tenant AND n.run = :run AND n.state = 1)
+        ORDER BY m.seq LIMIT :limit) RETURNING seq"""
+)
+_OLDEST_TURN = Sql("SELECT min(taken_turn) FROM mail WHERE tenant = :tenant AND run = :run AND state = 1")
+_INTENTS = Sql(
+    f"""SELECT seq, body FROM journal WHERE tenant = :tenant AND run = :run AND kind = {INTENT}
+    AND seq <= (SELECT r.since FROM run r WHERE r.tenant = :tenant AND r.run = :run) ORDER BY seq LIMIT :limit""",
+    opens={1: JOURNAL_BODY.at("run", 0, "kind")},
+)
+_DROP_INTENTS = Sql("DELETE FROM journal WHERE tenant = :tenant AND run = :run AND seq <= :seq AND kind = :kind")
 _SWEPT = Sql("UPDATE run SET keep_until = NULL WHERE tenant = :tenant AND run = :run")
 _DROP_RUN = [Sql(f"DELETE FROM {table.name} WHERE tenant = :tenant AND run = :run") for table in (*PARTS, RUN)]
 # Only one of many workers takes the day's turn.
@@ -97,6 +112,7 @@ def sweep_runs(tenant: int, clock_us: Callable[[], int]) -> Flow[int]:
         pass
     swept = yield from thread_runs.sweep(tenant, clock_us())
     yield from streams.sweep(tenant, clock_us())
+    yield from _sweep_mail(tenant, clock_us())
     while runs := (yield from write(partial(_empty_some, tenant, clock_us()))):
         for run in runs:
             yield from _drop_history(tenant, run)
@@ -104,6 +120,36 @@ def sweep_runs(tenant: int, clock_us: Callable[[], int]) -> Flow[int]:
         swept += len(runs)
     yield from drop_loose_blobs(tenant)
     return swept
+
+
+def _sweep_mail(tenant: int, now: int) -> Flow[None]:
+    """Remove messages that members of teams took, and the intents of those turns, when their time is over.
+
+    The newest message stays: it names the state that a rewind by one turn needs. What waits, or is dead, stays too.
+    """
+    keep = yield from read(partial(_kept_us, tenant))
+    if keep is not None:
+        for (run,) in (yield from fetch(_MEMBERS, tenant=tenant)):
+            key = {"tenant": tenant, "run": run, "before": now - keep}
+            while len((yield from change(_DROP_MAIL(**key, limit=_BATCH)))) == _BATCH:
+                pass
+            yield from _sweep_intents(tenant, run)
+
+
+def _sweep_intents(tenant: int, run: int) -> Flow[None]:
+    """Remove the intents of turns whose messages are gone: no rewind can ask for them."""
+    [(oldest,)] = yield from fetch(_OLDEST_TURN, tenant=tenant, run=run)
+    page: Rows = [(0, b"")]
+    while page and oldest is not None:
+        page = yield from fetch(_INTENTS, tenant=tenant, run=run, kind=INTENT, limit=_BATCH)
+        old = [seq for seq, body in page if int((unpack(body).extra or {}).get("turn", oldest)) < oldest]
+        if not old:
+            return
+        yield from change(_DROP_INTENTS(tenant=tenant, run=run, seq=old[-1], kind=INTENT))
+
+
+def _kept_us(tenant: int) -> Program[int | None]:
+    return (yield from read_policy(tenant)).get("runs")
 
 
 def would_sweep(tenant: int, now: int) -> Flow[int]:
