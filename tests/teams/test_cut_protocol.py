@@ -49,7 +49,7 @@ def test_without_one_of_its_rules_the_protocol_fails(control: str) -> None:
 
 @pytest.mark.parametrize("scenario", sorted({scenario for scenario, _ in CONTROLS.values()}))
 def test_in_the_scenarios_of_the_controls_the_protocol_does_not_fail(scenario: str) -> None:
-    seeds = CONTROL_SEEDS if SOAK else 20
+    seeds = CONTROL_SEEDS if SOAK else 12
     wrong, counts = violations(range(seeds), scenario, steps=1000)
     assert wrong == []
     if scenario == "backup":

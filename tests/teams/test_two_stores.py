@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from soak import SOAK
 
 import perdure
 from perdure.errors import BatchRefused, Busy, NotFound, UsageError
@@ -30,6 +31,10 @@ class Pair(NamedTuple):
         is_here = any(member.name == name for member in self.east.team("team").members())
         store = self.east if is_here else self.west
         return store.thread(f"run:team/{name}").load().state
+
+
+# What is the same on both databases: the other tests run on both.
+ABOVE_SQL = pytest.mark.parametrize("pair", ["sqlite", "postgres"] if SOAK else ["sqlite"], indirect=True)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -103,6 +108,7 @@ def test_a_cut_has_what_is_in_flight_and_a_restore_goes_back_to_it_in_both_store
     linked.snapshot("after")
 
 
+@ABOVE_SQL
 def test_a_restore_that_was_interrupted_stops_the_channels_until_the_same_call_ends_it(pair: Pair) -> None:
     linked = two_agents(pair)
     pair.east.team("team").send("researcher", "kept")
@@ -127,6 +133,7 @@ def _begun(linked: LinkedTeam, cut: LinkedSnapshot) -> Any:
     yield from linked._on("east", linked._posts["east"].begin_restore(view))
 
 
+@ABOVE_SQL
 def test_a_batch_of_the_time_before_a_restore_is_not_taken(pair: Pair) -> None:
     linked = two_agents(pair)
     linked.snapshot("start")
@@ -163,6 +170,7 @@ def test_a_member_moves_while_it_gets_mail_and_goes_on_in_the_other_store(pair: 
     assert pair.west.thread("run:team/writer").load().state["seen"] == seen
 
 
+@ABOVE_SQL
 def test_what_cannot_be_moved_or_linked_is_refused(pair: Pair) -> None:
     linked = two_agents(pair)
     with pytest.raises(UsageError, match="there is no store 'north'"):
@@ -177,6 +185,7 @@ def test_what_cannot_be_moved_or_linked_is_refused(pair: Pair) -> None:
         link({"north": pair.east.team("team"), "west": pair.west.team("team")})
 
 
+@ABOVE_SQL
 def test_one_store_alone_does_not_go_back_over_what_it_has_sent_away(pair: Pair) -> None:
     linked = two_agents(pair)
     linked.snapshot("start")
@@ -191,6 +200,7 @@ def test_one_store_alone_does_not_go_back_over_what_it_has_sent_away(pair: Pair)
     assert pair.state("writer")["seen"] == ["away"]
 
 
+@ABOVE_SQL
 def test_pausing_all_members_leaves_nothing_between_the_stores_and_lets_them_go_on(pair: Pair) -> None:
     linked = two_agents(pair)
     pair.east.team("team").send("researcher", 1)
@@ -213,6 +223,7 @@ def frame(parcel: Any, seq: int = 1) -> PeerFrame:
     return PeerFrame(seq, body, PeerFrame.link_of(b"", seq, body))
 
 
+@ABOVE_SQL
 def test_hostile_batches_are_refused_and_nothing_of_others_is_lost(pair: Pair) -> None:
     linked = two_agents(pair)
     pair.east.team("team").send("researcher", "honest")
@@ -249,6 +260,7 @@ def test_a_cut_spreads_with_a_batch_and_a_part_that_nobody_completes_is_released
         assert part.keep_until is not None
 
 
+@ABOVE_SQL
 def test_a_batch_that_is_sent_again_is_taken_once(pair: Pair) -> None:
     linked = two_agents(pair)
     pair.east.team("team").send("researcher", "once")
@@ -262,6 +274,7 @@ def test_a_batch_that_is_sent_again_is_taken_once(pair: Pair) -> None:
     assert pair.state("writer")["seen"] == ["once"]
 
 
+@ABOVE_SQL
 def test_a_message_to_a_member_that_nobody_has_becomes_a_dead_letter(pair: Pair) -> None:
     two_agents(pair)
     letter = Letter("team/nobody", "k", None, None, "", None, b"")
