@@ -15,7 +15,7 @@ import msgspec
 import psycopg
 import pytest
 from doctor_kit import raw
-from soak import SOAK, spread
+from soak import spread
 from striking import die_at
 
 import perdure
@@ -24,10 +24,18 @@ from perdure.cli import main
 from perdure.errors import PerdureError
 from perdure.memory import GCounter
 from perdure.storage import prepared
+from perdure.storage.postgres.driver import PostgresDriver
+from perdure.storage.sqlite.driver import SqliteDriver
 from perdure.teams import commit
 from perdure.testing.postgres_server import PostgresServer
 from perdure.testing.processes import ForkServer
 
+LOADED = (
+    perdure.Store,
+    perdure.open,
+    PostgresDriver,
+    SqliteDriver,
+)  # once, in the process that children are forked from
 PAIRS = ["sqlite-sqlite", "sqlite-postgres", "postgres-postgres"]
 Places = tuple[tuple[str, dict[str, Any]], tuple[str, dict[str, Any]]]
 
@@ -142,10 +150,9 @@ def test_killed_at_any_point_all_stores_agree(
 ) -> None:
     [points] = fork_server.start(places, None, True).lines()
     assert points > 30
-    # What decides is at the end.
-    chosen = [*spread(range(1, points - 11), 3), *range(points - 11, points + 1, 2)]
+    chosen = spread(range(1, points + 1), 8)
     paid = {1}
-    for at in range(1, points + 1) if SOAK else chosen:
+    for at in chosen:
         said = list(fork_server.start(places, at).lines())
         with monkeypatch.context() as patched:
             later(patched)
@@ -332,6 +339,30 @@ def test_a_server_without_prepared_transactions_is_named(tmp_path: Path) -> None
                 with perdure.two_phase(sqlite, one) as stores:
                     pay(stores)  # one server needs none: it decides
                 assert coins(one) == coins(sqlite) == (1, 1)
+
+
+@pytest.mark.parametrize("places", ["sqlite-sqlite", "postgres-postgres"], indirect=True)
+@pytest.mark.parametrize("is_committed", [True, False])
+def test_an_interruption_at_the_decision_follows_what_was_decided(
+    pair: tuple[perdure.Store, perdure.Store], places: Places, is_committed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = commit._OpenTransaction.end
+
+    def interrupted(self: Any) -> None:
+        if not self.is_prepared and self.driver is pair[0]._context.driver:
+            if is_committed:
+                end(self)
+            else:
+                self.cancel()
+            raise KeyboardInterrupt
+        end(self)
+
+    monkeypatch.setattr(commit._OpenTransaction, "end", interrupted)
+    with suppress(KeyboardInterrupt), perdure.two_phase(*pair) as stores:
+        pay(stores)
+    assert [coins(store) for store in pair] == [(is_committed, is_committed)] * 2
+    assert is_clean(*pair)
+    assert left_on_server(places) == 0
 
 
 @pytest.mark.parametrize("places", ["postgres-postgres"], indirect=True)

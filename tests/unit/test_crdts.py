@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perdure.errors import Undecodable, UnknownType, Unstorable, UsageError
+from perdure.errors import ExtraMissing, Undecodable, UnknownType, Unstorable, UsageError
 from perdure.values.codec import decode, encode
 from perdure.values.crdts import GCounter, LWWRegister, Mergeable, MVRegister, ORSet, PNCounter, SharedText
 from perdure.values.registry import Codec
@@ -121,6 +122,15 @@ def test_texts_converge_with_every_letter_that_nobody_deleted() -> None:
     assert base.insert(6, "1").merge(base.insert(6, "2").delete(0, 4)).value in ("er12 😀 als", "er21 😀 als")
     codec = Codec()
     assert decode(encode(a, codec), codec) == a
+
+
+def test_a_text_needs_its_extra_and_is_shown_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec, text = Codec(), SharedText().insert(0, "tide")
+    stored = encode(text, codec)
+    monkeypatch.setitem(sys.modules, "pycrdt", None)
+    assert str(decode(stored, codec)) == "tide"
+    with pytest.raises(ExtraMissing, match="crdt"):
+        text.insert(0, "high ")
 
 
 def test_values_that_cannot_merge_are_refused() -> None:

@@ -251,7 +251,8 @@ def drop_all(driver: Driver) -> int:
     every = all_prepared(base)
     for one in every:
         if base.dialect == "postgres":
-            base.end_prepared(one.gid, ABORT)  # type: ignore[attr-defined]
+            with suppress(ValueError):  # a name that Perdure does not give
+                base.end_prepared(one.gid, ABORT)  # type: ignore[attr-defined]
         run(base, partial(_drop, one.gid))
     return len(every)
 

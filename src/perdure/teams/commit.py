@@ -135,6 +135,10 @@ class _OpenTransaction:
             self._ended = True
             self._requests.put(_Cancelled())
             self._answers.get()
+        self.join()
+
+    def join(self) -> None:
+        """Wait until it has ended."""
         if self._thread is not None:
             self._thread.join()
 
@@ -273,18 +277,24 @@ class TwoPhase:
                 if part is not self._decider:
                     self._prepare(part)
             self._decider.run(prepared.add_commit(self._gid, prepared.clock_us()))
-            self._decider.end()
-        except OutcomeUnknown:
-            if prepared.decide(self._decider.driver, self._gid) != prepared.COMMIT:
-                self._cancel()
-                raise Busy("the connection was lost: nothing was written in any store; try again") from None
         except ConstraintFailed:
             self._cancel()
             raise Busy("two_phase() was slower than its timeout_s, and another process has undone it") from None
         except BaseException:
             self._cancel()
             raise
-        self._finish()
+        try:
+            self._decider.end()
+        except BaseException as error:  # also an interruption: it may be committed
+            self._decider.join()
+            if prepared.decide(self._decider.driver, self._gid) != prepared.COMMIT:
+                self._cancel()
+                raise
+            self._finish()
+            if not isinstance(error, OutcomeUnknown):
+                raise
+        else:
+            self._finish()
 
     def _prepare(self, part: _OpenTransaction) -> None:
         decider = prepared.decider_text(self._decider.store, self._decider.driver)

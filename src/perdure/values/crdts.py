@@ -432,10 +432,10 @@ class SharedText(Mergeable):
         return self._edited(start, end, "")
 
     def _edited(self, start: int, end: int, text: str) -> Self:
-        from pycrdt import Text
-
         _canonical(text)
         document = _document(self._state)
+        from pycrdt import Text  # it is installed: there is a document
+
         part = document.get("text", type=Text)
         # Yjs counts the bytes of UTF-8.
         first, last = (len(self._text[:index].encode()) for index in (start, end))
