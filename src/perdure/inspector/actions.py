@@ -1,8 +1,8 @@
 """What an action is: it asks first, then acts under the name of the person who asked, then returns to its page.
 
 A form posts to `/do/NAME`. The answer is a page that says what will happen, shows the command that does the same, and
-has the same fields again (the script of a page shows it as a dialog). Confirmed, the proposal is made again and done, and
-the browser is sent back with a notice.
+has the same fields again (the script of a page shows it as a dialog). Confirmed, the proposal is made again and done,
+and the browser is sent back with a notice.
 """
 
 from __future__ import annotations
