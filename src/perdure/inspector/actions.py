@@ -1,8 +1,8 @@
 """What an action is: it asks first, then acts under the name of the person who asked, then returns to its page.
 
 A form posts to `/do/NAME`. The answer is a page that says what will happen, shows the command that does the same, and
-has the same fields again (the script of a page shows it as a dialog). Confirmed, the plan is made again and done, and
-the browser is sent back with a notice.
+has the same fields again (the script of a page shows it as a dialog). Confirmed, the proposal is made again and done,
+and the browser is sent back with a notice.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Fields:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Proposal:
     """What an action is about to do. `title` is a question, `button` the verb; `do` returns what it did."""
 
     title: str
@@ -60,8 +60,8 @@ class Plan:
     is_danger: bool = False
 
 
-# An action checks the form and changes nothing: `do` of its plan does. Its path is `/do/` and its name.
-Action = Callable[[PageView, Fields], Awaitable[Plan]]
+# An action checks the form and changes nothing: `do` of its proposal does. Its path is `/do/` and its name.
+Action = Callable[[PageView, Fields], Awaitable[Proposal]]
 
 
 def value_in(text: str) -> Any:

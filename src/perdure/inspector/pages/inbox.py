@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure import Question, RunInfo
 from perdure.errors import NotFound, PerdureError, UsageError
-from perdure.inspector.actions import Fields, Plan, count, value_in
+from perdure.inspector.actions import Fields, Proposal, count, value_in
 from perdure.inspector.pages.runs import why_stuck
 from perdure.inspector.questions import answer_in, card
 from perdure.inspector.values import pick
@@ -45,16 +45,16 @@ def _row(info: RunInfo) -> dict[str, Any]:
 # --- actions
 
 
-async def answer(view: PageView, fields: Fields) -> Plan:
+async def answer(view: PageView, fields: Fields) -> Proposal:
     """Answer a question."""
     question = await _question(view, fields["run"], fields["path"])
     value = answer_in(question, fields)
     text = f"Run {question.run}, step {question.path}: {question.text} The answer is recorded as {view.who}'s."
     command = view.signed("answer", question.run, question.path, _text(value))
-    return Plan(f"Answer {_text(value)}?", text, "Answer", (command,), lambda: _give(view, question, value))
+    return Proposal(f"Answer {_text(value)}?", text, "Answer", (command,), lambda: _give(view, question, value))
 
 
-async def resolve(view: PageView, fields: Fields) -> Plan:
+async def resolve(view: PageView, fields: Fields) -> Proposal:
     """Settle an effect in doubt: it happened, or it did not."""
     run, step = fields["run"], fields["step"]
     handle = await view.store.aget_run(run)
@@ -67,7 +67,9 @@ async def resolve(view: PageView, fields: Fields) -> Plan:
 
         text = f"Step {step} counts as not done: a worker performs the effect. The receiver must not know its key."
         command = view.signed("run resolve", run, step, not_done=True)
-        return Plan(f"It did not happen in {run}?", text, "It did not happen", (command,), run_again, is_danger=True)
+        return Proposal(
+            f"It did not happen in {run}?", text, "It did not happen", (command,), run_again, is_danger=True
+        )
 
     if not fields.get("result"):
         raise UsageError("it happened: write what it returned, as JSON; null if it returned nothing")
@@ -79,10 +81,10 @@ async def resolve(view: PageView, fields: Fields) -> Plan:
 
     text = f"Step {step} counts as done, and the run continues with the result {_text(result)}."
     command = view.signed("run resolve", run, step, done=_text(result))
-    return Plan(f"It happened in {run}?", text, "It happened", (command,), record)
+    return Proposal(f"It happened in {run}?", text, "It happened", (command,), record)
 
 
-async def several(view: PageView, fields: Fields) -> Plan:
+async def several(view: PageView, fields: Fields) -> Proposal:
     """Settle the chosen questions in the same way. One that is refused stops no other."""
     verb = fields.one_of("verb", _SEVERAL, "question")
     questions = [await _question(view, *_place(text)) for text in fields.all("question")]
@@ -111,7 +113,7 @@ async def several(view: PageView, fields: Fields) -> Plan:
 
     title = f"{_SEVERAL[verb]}: {count(len(questions), 'question')}?"
     text = f"Each is recorded as {view.who}'s. One that is refused stops no other."
-    return Plan(title, text, _SEVERAL[verb], commands, do, is_danger=verb in ("decline", "not_done"))
+    return Proposal(title, text, _SEVERAL[verb], commands, do, is_danger=verb in ("decline", "not_done"))
 
 
 async def _question(view: PageView, run: str, path: str) -> Question:
