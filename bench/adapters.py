@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import sqlite3
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import closing
@@ -134,6 +135,8 @@ def _adk(turns: int) -> tuple[Ask, Ask]:
     from google.genai import types
 
     from perdure.adk import durable
+
+    logging.getLogger("google_adk").setLevel(logging.ERROR)  # it warns of every answer that counts no tokens
 
     class Deciding(BaseLlm):
         async def generate_content_async(self, llm_request: Any, stream: bool = False) -> AsyncGenerator[Any, None]:
