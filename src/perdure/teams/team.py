@@ -202,7 +202,7 @@ class Team(Handle):
     def _worker(self, concurrency: int, poll_s: float) -> Worker:
         from perdure.runs.workers.worker import Worker
 
-        agents = [_Agent(one.spec) for one in roster_of(self._context, self.name).declared.values()]
+        agents = [_TeamAgent(one.spec) for one in roster_of(self._context, self.name).declared.values()]
         if not agents:
             raise NotFound(f"this process has no agent of team {self.name!r}: declare one with @team.agent")
         return Worker(self._whole, agents, concurrency=concurrency, poll_s=poll_s)
@@ -320,7 +320,7 @@ class Team(Handle):
     aexplain = awaited(explain)
 
 
-class _Agent:
+class _TeamAgent:
     """An agent as a Worker takes it."""
 
     def __init__(self, spec: Any) -> None:

@@ -142,7 +142,7 @@ def _sweep_intents(tenant: int, run: int) -> Flow[None]:
     page: Rows = [(0, b"")]
     while page and oldest is not None:
         page = yield from fetch(_INTENTS, tenant=tenant, run=run, kind=INTENT, limit=_BATCH)
-        old = [seq for seq, body in page if int((unpack(body).extra or {}).get("turn", oldest)) < oldest]
+        old = [seq for seq, body in page if int((unpack(body).extra or {}).get("turn") or oldest) < oldest]
         if not old:
             return
         yield from change(_DROP_INTENTS(tenant=tenant, run=run, seq=old[-1], kind=INTENT))
