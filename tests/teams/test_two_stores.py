@@ -84,6 +84,27 @@ def test_messages_and_calls_reach_members_in_the_other_store_once_and_in_order(p
     assert pair.west.ops.verify().ok
 
 
+def test_an_encrypted_store_has_neither_messages_nor_secrets_in_the_clear(tmp_path: Path) -> None:
+    urls = str(tmp_path / "east.db"), str(tmp_path / "west.db")
+    with perdure.open(urls[0], keys=bytes(32)) as east, perdure.open(urls[1]) as west:
+        pair = Pair(east, west, urls)
+        linked = two_agents(pair)
+        east.team("team").send("researcher", "a-plain-word")
+        east.team("team").work(until_idle=True)
+        secret = drive(east._context.driver, Post(east.team("team")).secret_with("west"))
+        Post(east.team("team")).outgoing("west")  # packed: it is in the outbox
+        stored = b"".join(file.read_bytes() for file in tmp_path.glob("east.db*"))
+        assert b"a-plain-word" not in stored
+        assert secret not in stored
+        linked.snapshot("cut")
+        settle(pair, linked)
+        linked.move("writer", "east")
+        assert east.thread("run:team/writer").load().state == {"seen": ["a-plain-word"]}
+        linked.restore("cut")
+        settle(pair, linked)
+        assert pair.state("writer") == {"seen": ["a-plain-word"]}
+
+
 def test_a_cut_has_what_is_in_flight_and_a_restore_goes_back_to_it_in_both_stores(pair: Pair) -> None:
     linked = two_agents(pair)
     pair.east.team("team").send("researcher", "early")
