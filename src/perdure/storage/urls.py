@@ -10,7 +10,6 @@ import re
 from typing import Any
 
 from perdure.errors import UsageError
-from perdure.storage.prepared import remembered
 from perdure.storage.program import Driver
 
 # Matches a URL or a libpq connection string (host=… dbname=…). Misspelt URLs match too, because they may hold a
@@ -30,6 +29,8 @@ _HINT = 'a path such as "agent.db", ":memory:", or "postgresql://user@host/datab
 
 def open_driver(url: str | os.PathLike[str], **options: Any) -> Driver:
     """Open a driver for a path, `sqlite:///path`, `:memory:`, `postgresql://…` or `host=… dbname=…`."""
+    from perdure.storage.prepared import remembered  # late: commands look at URLs before they open one
+
     text = os.fspath(url)
     if not isinstance(text, str) or not text.strip():
         raise UsageError(f"a store's URL is {_HINT}, not {redacted(repr(url))}")

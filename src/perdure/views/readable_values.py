@@ -16,7 +16,6 @@ from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time
 from typing import Any
 
-from perdure.values.crdts import KINDS, Mergeable
 from perdure.values.safe_repr import shown
 
 BYTES_SHOWN = 32
@@ -63,7 +62,12 @@ def readable(value: Any) -> Any:
 
 def shown_as(value: Any) -> dict[str, Any] | None:
     """Return what to show of a value that merges, or of its raw form: without writers and numbers. None: another."""
-    if isinstance(value, Mapping) and type(name := value.get("<type>")) is str and name in KINDS:
+    name = value.get("<type>") if isinstance(value, Mapping) else f"{type(value).__module__}."
+    if type(name) is not str or not name.startswith(("perdure.crdt.", "perdure.values.crdts.")):
+        return None
+    from perdure.values.crdts import KINDS, Mergeable  # late: most commands show none
+
+    if isinstance(value, Mapping) and name in KINDS:
         with suppress(Exception):  # hostile text can take any shape: then it is shown as it is
             value = KINDS[name]._load(value)
     return {"<type>": type(value).__name__, "value": value.value} if isinstance(value, Mergeable) else None
