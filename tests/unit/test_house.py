@@ -53,6 +53,7 @@ LAYERS = (
     "ops",
     "adapters",
     "langchain",
+    "langchain_history",
     "langgraph",
     "pydantic_ai",
     "openai_agents",
@@ -70,7 +71,7 @@ LAYERS = (
 # Products on top of the mechanisms: each can be removed as a folder, with the module of `cli` that has its name.
 PRODUCTS = ("forensics", "regions")
 # Adapters of agent frameworks, which are slow to import. No module has more than 250 lines.
-AGENTS = ("pydantic_ai", "openai_agents", "adk", "claude_agent", "agent_framework")
+AGENTS = ("pydantic_ai", "openai_agents", "adk", "claude_agent", "agent_framework", "langchain_history")
 # Usable after `import perdure`, and imported when first used.
 FACES = {"agents", "encryption", "errors", "forensics", "memory", "ops", "regions", "snapshots", "teams", "views"}
 # The floors of the largest layer. Between them the imports at the head of a module go downwards; what a function
