@@ -54,9 +54,9 @@ class Working:
 
 def agents(team: Team) -> Any:
     from perdure.teams.members import roster_of
-    from perdure.teams.team import _Agent
+    from perdure.teams.team import _TeamAgent
 
-    return [_Agent(one.spec) for one in roster_of(team._context, team.name).declared.values()]
+    return [_TeamAgent(one.spec) for one in roster_of(team._context, team.name).declared.values()]
 
 
 def wait_for_turns(team: Team, more: int) -> None:
