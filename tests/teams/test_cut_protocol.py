@@ -11,7 +11,7 @@ from team_sim import NoChain, violations
 
 from perdure.errors import Undecodable, UsageError
 from perdure.teams.protocol import Accept, Member, Parted
-from perdure.teams.views import TeamView
+from perdure.teams.views import Started, TeamView
 
 EPOCH_SEEDS, INDUCED_SEEDS, CONTROL_SEEDS = (10_000, 5_000, 400) if SOAK else (1_000, 500, 40)
 CONTROLS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -49,7 +49,7 @@ def test_without_one_of_its_rules_the_protocol_fails(control: str) -> None:
 
 @pytest.mark.parametrize("scenario", sorted({scenario for scenario, _ in CONTROLS.values()}))
 def test_in_the_scenarios_of_the_controls_the_protocol_does_not_fail(scenario: str) -> None:
-    seeds = CONTROL_SEEDS if SOAK else 20
+    seeds = CONTROL_SEEDS if SOAK else 12
     wrong, counts = violations(range(seeds), scenario, steps=1000)
     assert wrong == []
     if scenario == "backup":
@@ -102,3 +102,13 @@ def test_a_view_is_read_back_and_damaged_text_is_refused() -> None:
         TeamView.decode(b"{")
     with pytest.raises(UsageError, match="has no cut 7; it has 1"):
         view.restore(7, 7)
+
+
+def test_a_cut_of_long_ago_is_gone_back_to_by_its_own_manifest() -> None:
+    view = TeamView(members=("a", "b", "c"))
+    for _ in range(40):
+        view = view.start()
+    with pytest.raises(UsageError, match="has no cut 1"):
+        view.restore(1, 40)
+    back = view.restore(1, 41, Started(0, ("a", "b")))
+    assert (back.era, back.cut, back.members) == (1, 41, ("a", "b"))

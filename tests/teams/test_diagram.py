@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -71,3 +73,9 @@ def test_the_three_ways_are_explained_with_the_figures_of_the_team() -> None:
     assert "in 2 stores" in several
     assert "coordinated cuts and a checkpoint of each turn" in several
     assert "that of writer: it draws 2 others back, and 5 turns are undone" in several
+
+
+def test_the_picture_of_the_docs_is_what_its_script_draws() -> None:
+    docs = Path(__file__).parents[2] / "docs"
+    script = runpy.run_path(str(docs / "team_diagram.py"))
+    assert (docs / "pictures" / "team-cut.svg").read_text() == script["draw"]()

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from soak import SOAK
 
 import perdure
 from perdure.errors import BatchRefused, Busy, NotFound, UsageError
 from perdure.storage.program import drive
-from perdure.teams.linked import LinkedTeam, alink, link
+from perdure.teams.linked import LinkedSnapshot, LinkedTeam, alink, link
 from perdure.teams.parcels import BATCH_BYTES_MAX, PARCEL_BYTES_MAX, Letter, encode_batch, encode_parcel
 from perdure.teams.post import Post
-from perdure.teams.protocol import PeerBatch, PeerFrame
+from perdure.teams.protocol import CutHere, PeerBatch, PeerFrame
 from perdure.values.compress import zstd
 
 BOMB = zstd.compress(bytes(PARCEL_BYTES_MAX + 1))  # a few bytes that claim to be many
@@ -30,6 +31,10 @@ class Pair(NamedTuple):
         is_here = any(member.name == name for member in self.east.team("team").members())
         store = self.east if is_here else self.west
         return store.thread(f"run:team/{name}").load().state
+
+
+# What is the same on both databases: the other tests run on both.
+ABOVE_SQL = pytest.mark.parametrize("pair", ["sqlite", "postgres"] if SOAK else ["sqlite"], indirect=True)
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -79,6 +84,27 @@ def test_messages_and_calls_reach_members_in_the_other_store_once_and_in_order(p
     assert pair.west.ops.verify().ok
 
 
+def test_an_encrypted_store_has_neither_messages_nor_secrets_in_the_clear(tmp_path: Path) -> None:
+    urls = str(tmp_path / "east.db"), str(tmp_path / "west.db")
+    with perdure.open(urls[0], keys=bytes(32)) as east, perdure.open(urls[1]) as west:
+        pair = Pair(east, west, urls)
+        linked = two_agents(pair)
+        east.team("team").send("researcher", "a-plain-word")
+        east.team("team").work(until_idle=True)
+        secret = drive(east._context.driver, Post(east.team("team")).secret_with("west"))
+        Post(east.team("team")).outgoing("west")  # packed: it is in the outbox
+        stored = b"".join(file.read_bytes() for file in tmp_path.glob("east.db*"))
+        assert b"a-plain-word" not in stored
+        assert secret not in stored
+        linked.snapshot("cut")
+        settle(pair, linked)
+        linked.move("writer", "east")
+        assert east.thread("run:team/writer").load().state == {"seen": ["a-plain-word"]}
+        linked.restore("cut")
+        settle(pair, linked)
+        assert pair.state("writer") == {"seen": ["a-plain-word"]}
+
+
 def test_a_cut_has_what_is_in_flight_and_a_restore_goes_back_to_it_in_both_stores(pair: Pair) -> None:
     linked = two_agents(pair)
     pair.east.team("team").send("researcher", "early")
@@ -96,12 +122,14 @@ def test_a_cut_has_what_is_in_flight_and_a_restore_goes_back_to_it_in_both_store
     manifests = [dict(store.get_snapshot("before").manifest) for store in (pair.east, pair.west)]
     assert manifests[0]["stores"] == manifests[1]["stores"]
     assert len(manifests[0]["stores"]) == 2
+    assert all(store.get_snapshot("before").keep_until is None for store in (pair.east, pair.west))
     assert set(linked.restore("before")) == {"east", "west"}
     settle(pair, linked)
     assert pair.state("writer")["seen"] == ["early", "boxed", "packed"], "once, and nothing of the other time"
     linked.snapshot("after")
 
 
+@ABOVE_SQL
 def test_a_restore_that_was_interrupted_stops_the_channels_until_the_same_call_ends_it(pair: Pair) -> None:
     linked = two_agents(pair)
     pair.east.team("team").send("researcher", "kept")
@@ -109,7 +137,7 @@ def test_a_restore_that_was_interrupted_stops_the_channels_until_the_same_call_e
     linked.snapshot("start")
     pair.east.team("team").send("researcher", "undone")
     settle(pair, linked)
-    drive(pair.east._context.driver, _begun(linked))
+    drive(pair.east._context.driver, _begun(linked, linked.get_snapshot("start")))
     with pytest.raises(UsageError, match="`restore` of the same cut ends it"):
         linked.carry()
     with pytest.raises(Busy, match="in the middle of a restore"):
@@ -120,12 +148,13 @@ def test_a_restore_that_was_interrupted_stops_the_channels_until_the_same_call_e
     assert drive(pair.east._context.driver, linked._register.read()).era == 1
 
 
-def _begun(linked: LinkedTeam) -> Any:
+def _begun(linked: LinkedTeam, cut: LinkedSnapshot) -> Any:
     """What a process has done that dies after it has stopped the channels of the first store."""
-    view = yield from linked._begin_restore(1)
+    view = yield from linked._begin_restore(cut)
     yield from linked._on("east", linked._posts["east"].begin_restore(view))
 
 
+@ABOVE_SQL
 def test_a_batch_of_the_time_before_a_restore_is_not_taken(pair: Pair) -> None:
     linked = two_agents(pair)
     linked.snapshot("start")
@@ -162,6 +191,7 @@ def test_a_member_moves_while_it_gets_mail_and_goes_on_in_the_other_store(pair: 
     assert pair.west.thread("run:team/writer").load().state["seen"] == seen
 
 
+@ABOVE_SQL
 def test_what_cannot_be_moved_or_linked_is_refused(pair: Pair) -> None:
     linked = two_agents(pair)
     with pytest.raises(UsageError, match="there is no store 'north'"):
@@ -176,6 +206,7 @@ def test_what_cannot_be_moved_or_linked_is_refused(pair: Pair) -> None:
         link({"north": pair.east.team("team"), "west": pair.west.team("team")})
 
 
+@ABOVE_SQL
 def test_one_store_alone_does_not_go_back_over_what_it_has_sent_away(pair: Pair) -> None:
     linked = two_agents(pair)
     linked.snapshot("start")
@@ -190,6 +221,7 @@ def test_one_store_alone_does_not_go_back_over_what_it_has_sent_away(pair: Pair)
     assert pair.state("writer")["seen"] == ["away"]
 
 
+@ABOVE_SQL
 def test_pausing_all_members_leaves_nothing_between_the_stores_and_lets_them_go_on(pair: Pair) -> None:
     linked = two_agents(pair)
     pair.east.team("team").send("researcher", 1)
@@ -212,6 +244,7 @@ def frame(parcel: Any, seq: int = 1) -> PeerFrame:
     return PeerFrame(seq, body, PeerFrame.link_of(b"", seq, body))
 
 
+@ABOVE_SQL
 def test_hostile_batches_are_refused_and_nothing_of_others_is_lost(pair: Pair) -> None:
     linked = two_agents(pair)
     pair.east.team("team").send("researcher", "honest")
@@ -237,6 +270,18 @@ def test_hostile_batches_are_refused_and_nothing_of_others_is_lost(pair: Pair) -
     assert pair.state("writer")["seen"] == ["honest"]
 
 
+def test_a_cut_spreads_with_a_batch_and_a_part_that_nobody_completes_is_released_in_time(pair: Pair) -> None:
+    two_agents(pair)
+    east, west = Post(pair.east.team("team")), Post(pair.west.team("team"))
+    drive(pair.east._context.driver, east.cut(CutHere(0, 1, 1)))
+    west.accept(east.outgoing("west"))
+    for store in (pair.east, pair.west):
+        [part] = store.snapshots()
+        assert part.manifest["team"]["cut"] == 1
+        assert part.keep_until is not None
+
+
+@ABOVE_SQL
 def test_a_batch_that_is_sent_again_is_taken_once(pair: Pair) -> None:
     linked = two_agents(pair)
     pair.east.team("team").send("researcher", "once")
@@ -250,6 +295,7 @@ def test_a_batch_that_is_sent_again_is_taken_once(pair: Pair) -> None:
     assert pair.state("writer")["seen"] == ["once"]
 
 
+@ABOVE_SQL
 def test_a_message_to_a_member_that_nobody_has_becomes_a_dead_letter(pair: Pair) -> None:
     two_agents(pair)
     letter = Letter("team/nobody", "k", None, None, "", None, b"")

@@ -127,7 +127,7 @@ def read_all() -> Program[list[SnapshotRow]]:
     return rows
 
 
-def update(token: str, **columns: str | int) -> Program[None]:
+def update(token: str, **columns: str | int | None) -> Program[None]:
     """Set columns of a snapshot. Raises NotFound."""
     yield from check_kept(token)
     names = ", ".join(f"{name} = :{name}" for name in columns)

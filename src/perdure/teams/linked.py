@@ -24,7 +24,7 @@ from perdure.teams.post import Post
 from perdure.teams.protocol import CutHere, contradiction, in_flight
 from perdure.teams.register import Register, RowRegister, change
 from perdure.teams.snapshots import MessageInFlight, TeamSnapshot
-from perdure.teams.views import TeamView
+from perdure.teams.views import Started, TeamView
 from perdure.threads.checks import check_name
 from perdure.threads.context import Handle
 from perdure.values.codec import decode
@@ -250,18 +250,18 @@ class LinkedTeam(Handle):
             raise Damaged(f"this cut cannot be gone back to: {problem}")
 
     def _in_flight(self, snapshot: LinkedSnapshot) -> Flow[list[MessageInFlight]]:
-        saved, found = {}, list[MessageInFlight]()
+        saved, flying = {}, list[MessageInFlight]()
         for store, part in snapshot.stores.items():
             post = self._posts[store]
             saved[store] = yield from self._on(store, post.saved(part))
             boxes = TeamSnapshot(post._whole, self.name, part)
-            found += yield from self._on(store, TeamSnapshot.in_flight.__wrapped__(boxes))  # type: ignore[attr-defined]
+            flying += yield from self._on(store, TeamSnapshot.in_flight.__wrapped__(boxes))  # type: ignore[attr-defined]
         for (source, _), frames in in_flight(saved).items():
             codec = self._posts[source]._context.codec
             for letter in (decode_parcel(frame.body) for frame in frames):
                 if isinstance(letter, Letter):
-                    found.append(_flying(self.name, letter, snapshot.stores[source], codec))
-        return found
+                    flying.append(_flying(self.name, letter, snapshot.stores[source], codec))
+        return flying
 
     @blocking
     def get_snapshot(self, name: str) -> Flow[LinkedSnapshot]:
@@ -291,7 +291,7 @@ class LinkedTeam(Handle):
         yield from self._check(cut.stores)
         for store, part in cut.stores.items():  # refused before anything changes, if in any store
             yield from self._on(store, restore(self._posts[store]._whole, self.name, part, keys, dry_run=True))
-        view = yield from self._begin_restore(cut.cut)
+        view = yield from self._begin_restore(cut)
         results = {}
         for store, part in cut.stores.items():
             post = self._posts[store]
@@ -303,15 +303,17 @@ class LinkedTeam(Handle):
 
     arestore = awaited(restore)
 
-    def _begin_restore(self, cut: int) -> Flow[TeamView]:
+    def _begin_restore(self, cut: LinkedSnapshot) -> Flow[TeamView]:
         """Begin a restore in the register, or return the one of this cut that has not reached all stores."""
         view, newest, is_open = (yield from self._register.read()), 0, False
         for store, post in self._posts.items():
             part = yield from self._on(store, post.part())
             newest, is_open = max(newest, part.cut), is_open or part.restoring or part.era < view.era
-        if is_open and view.restored is not None and view.restored.cut == cut:
+        if is_open and view.restored is not None and view.restored.cut == cut.cut:
             return view
-        return (yield from change(self._register, lambda old: old.restore(cut, newest)))
+        era = next(int(part.manifest["team"]["era"]) for part in cut.stores.values())
+        started = Started(era, tuple(sorted(cut.stores)))
+        return (yield from change(self._register, lambda old: old.restore(cut.cut, newest, started)))
 
     # --- moving
 

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from perdure.teams.team import Team
 
 _PAUSE_S, _PATIENCE = 0.05, 200  # for the end of a turn
+_INCOMPLETE_US = 24 * 3600 * 1_000_000  # how long a part of a cut is kept that nobody completes
 _PART = Sql("SELECT store, era, cut, restoring FROM team_store WHERE tenant = :tenant AND team = :team")
 _LOCK_PART = Sql("SELECT 1 FROM team_store WHERE tenant = :tenant AND team = :team {for_update}")
 _JOIN = Sql(
@@ -267,9 +268,9 @@ class Post(Handle):
 
     def complete(self, snapshot: Snapshot, manifest: dict[str, Any], name: str) -> Flow[Snapshot]:
         """Note in a snapshot which others it belongs to, and give it its name."""
-        token = snapshot._row.token
-        yield from write(partial(snapshots.update, token, manifest=orjson.dumps(manifest).decode(), name=name))
-        return Snapshot(self._whole, snapshot._row._replace(manifest=orjson.dumps(manifest).decode(), name=name))
+        columns: dict[str, Any] = {"manifest": orjson.dumps(manifest).decode(), "name": name, "keep_until": None}
+        yield from write(partial(snapshots.update, snapshot._row.token, **columns))
+        return Snapshot(self._whole, snapshot._row._replace(**columns))
 
     # --- restoring
 
@@ -341,7 +342,8 @@ def _join(place: TeamPlace, store: str, view: TeamView) -> Program[StorePart]:
 
 
 def _take_cut(place: TeamPlace, cut: CutHere, token: str, clock: Any) -> Program[None]:
-    row = yield from snapshots.take(f"{place.team}-cut-{cut.cut}-{token[:8]}", token, None, None, clock)
+    until = clock() + _INCOMPLETE_US  # daily maintenance releases it, unless it becomes complete
+    row = yield from snapshots.take(f"{place.team}-cut-{cut.cut}-{token[:8]}", token, None, until, clock)
     yield Batch(_LOCK_PART(**place.key))
     part = yield from _part(place)
     if (part.era, part.restoring) != (cut.era, False) or part.cut >= cut.cut:

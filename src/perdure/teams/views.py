@@ -62,15 +62,17 @@ class TeamView(msgspec.Struct, frozen=True):
         others = {store: since for store, since in self.leaving.items() if store != name}
         return self._changed(members=tuple(store for store in self.members if store != name), leaving=others)
 
-    def restore(self, cut: int, newest: int) -> TeamView:
-        """Go back to a complete cut. `newest` is the greatest cut that any store has reached."""
-        if cut not in self.started:
+    def restore(self, cut: int, newest: int, started: Started | None = None) -> TeamView:
+        """Go back to a complete cut. `newest` is the greatest cut that any store has reached.
+
+        `started` is what the cut's own manifest says, for one that the view no longer names.
+        """
+        started = started or self.started.get(cut)
+        if started is None:
             raise UsageError(f"the team has no cut {cut}; it has {', '.join(map(str, self.started)) or 'none'}")
-        era, members = self.started[cut]
         resumes = max(self.cut, newest)
-        return self._changed(
-            era=self.era + 1, cut=resumes, restored=RestoredCut(era, cut, resumes), members=members, leaving={}
-        )
+        restored = RestoredCut(started.era, cut, resumes)
+        return self._changed(era=self.era + 1, cut=resumes, restored=restored, members=started.members, leaving={})
 
     def _changed(self, **fields: object) -> TeamView:
         return msgspec.structs.replace(self, revision=self.revision + 1, **fields)
