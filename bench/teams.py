@@ -229,15 +229,13 @@ def _beside_dbos(run: Run, server: PostgresServer) -> Row:
         contender.ask("queue", count, "1-")
     peer, _ = _work("dbos", url, 1, count)
     with perdure.open(server.create_database("ours")) as store:
-        team = store.team("coins")
-        agent = team.agent(coin_agent(2))
-        for name in ("a0", "a1"):
-            team.spawn(agent, name)
-        for _ in range(count):
-            team.send("a0", {"from": None, "to": "a0", "n": 0, "coins": 0, "hops": 0})
+        team = _coin_team(store, 20)
+        _start(team, 20, count, 0)
         begun = time.perf_counter()
         team.work(until_idle=True)
         ours = count / (time.perf_counter() - begun)
+        if _number(store, _TAKEN) != count:
+            raise RuntimeError("not every message was handled")
     return Row("messages of one worker, PostgreSQL", ours, "msg/s", peer=peer, ratio=ours / peer, bar=3.0,
                sense="at least", note="peer: DBOS, a workflow from a queue for each")  # fmt: skip
 

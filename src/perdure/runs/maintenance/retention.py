@@ -139,10 +139,9 @@ def _sweep_mail(tenant: int, now: int) -> Flow[None]:
 def _sweep_intents(tenant: int, run: int) -> Flow[None]:
     """Remove the intents of turns whose messages are gone: no rewind can ask for them."""
     [(oldest,)] = yield from fetch(_OLDEST_TURN, tenant=tenant, run=run)
-    page: Rows = [(0, b"")]
-    while page and oldest is not None:
+    while oldest is not None:
         page = yield from fetch(_INTENTS, tenant=tenant, run=run, kind=INTENT, limit=_BATCH)
-        old = [seq for seq, body in page if int((unpack(body).extra or {}).get("turn") or oldest) < oldest]
+        old = [seq for seq, body in page if (unpack(body).extra or {}).get("turn", oldest) < oldest]
         if not old:
             return
         yield from change(_DROP_INTENTS(tenant=tenant, run=run, seq=old[-1], kind=INTENT))
