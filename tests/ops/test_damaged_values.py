@@ -50,6 +50,10 @@ ELSEWHERE = {
     "memory_item.words": "verify: they are those of the item's text",
     "memory_vector.vec": "verify",
     "tenant_key.wrapped": "AES-GCM",
+    **dict.fromkeys(("outbox.body", "outbox.link"), "the link, which the receiver of the batch computes again"),
+    **dict.fromkeys(("peer.sent_link", "peer.received_link"), "the next batch: its links go on from them"),
+    "peer_key.secret": "the signature of each batch",
+    "prepared.redo": "the hashes of the rows that it writes",
     "emitted.body": "nothing: shown while its step runs, and then gone; no result is made from it",
 }
 # What the engine moves or counts, and what only a report shows: numbers, flags, times, names.
@@ -58,7 +62,8 @@ NO_PAYLOAD = {
     "migration": "version applied_at",
     "counter": "one number",
     "tenant": "tenant name",
-    "thread": "tenant thread tree name origin source generation created_at updated_at active retention owner",
+    "thread": """tenant thread tree name origin source generation created_at updated_at active retention owner
+        autosave""",
     "tag": "tenant key thread",
     "record": "tenant tree id thread base keyframe key cost hash skip body",
     "body": "id tenant",
@@ -90,7 +95,14 @@ NO_PAYLOAD = {
     "deployment": "tenant function version canary share since run_after reverted",
     "schedule": """tenant name function version cron every_us timezone queue priority overlap catch_up jitter_us paused
         last_at next_at last_run skipped""",
-    "memory_space": "tenant space path last generation items bytes policy",
+    "memory_space": "tenant space path last generation items bytes policy merged",
+    "peer": "tenant team peer sent acked received",
+    "outbox": "tenant team peer seq",
+    "team_store": "tenant team store era cut restoring",
+    "peer_key": "tenant team peer",
+    "team_view": "tenant team revision view",
+    "prepared": "gid decider deadline",
+    "decision": "gid outcome at",
     "memory_item": "id tenant space bytes ended_at expires",
     "memory_vector": "id tenant model",
     # How far a transfer is. What a wrong cursor leaves out is found before the copy is used: by the number of rows,

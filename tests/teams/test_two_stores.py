@@ -218,6 +218,9 @@ def test_one_store_alone_does_not_go_back_over_what_it_has_sent_away(pair: Pair)
         pair.east.team("team").rewind("researcher", turn=0)
     with pytest.raises(UsageError, match="take all of them back together"):
         pair.east.team("team").restore("start")
+    name = pair.east.snapshots()[0].name
+    with pytest.raises(UsageError, match="take all of its stores back together"):
+        pair.east.restore(name, runs="rewind")
     assert pair.state("writer")["seen"] == ["away"]
 
 

@@ -20,10 +20,16 @@ from perdure.runs.schedules import rows as schedules
 from perdure.runs.tables import PARTS
 from perdure.snapshots.diff import MOVING, SnapshotChange, in_batches
 from perdure.snapshots.rows import SnapshotRow
-from perdure.storage.domains import versioned_tables
-from perdure.storage.program import Batch, Program, Sql, Statement
+from perdure.storage.domains import all_tables, versioned_tables
+from perdure.storage.program import Batch, Flow, Program, Sql, Statement, fetch
+from perdure.threads.context import StoreContext
 from perdure.transfers.run_rows import drop_run
 
+_TIED = {
+    table.ties_runs: Sql(f"SELECT 1 FROM {table.name} WHERE tenant = :tenant LIMIT 1")
+    for table in all_tables().values()
+    if table.ties_runs
+}
 _FENCE_JUMP = 10_000  # of a run that is gone: its owners since are not known
 _THEN = "p.tenant = :tenant AND p.stamp <= :s AND p.died > :s"
 _LIVE = Sql("SELECT run, parent, root, status, created_at FROM run WHERE tenant = :tenant AND id = :id")
@@ -89,6 +95,14 @@ _TASK_EFFECTS = Sql(
 _THREAD_EFFECTS = Sql(f"SELECT 1 {_TASKS} AND r.root = :thread LIMIT 1")
 _RENEW = Sql("UPDATE run SET incarnation = :incarnation WHERE tenant = :tenant AND run = :run")
 _INCARNATION = Sql("SELECT incarnation FROM run WHERE tenant = :tenant AND run = :run")
+
+
+def refuse_tied_runs(ctx: StoreContext) -> Flow[None]:
+    """Raise UsageError if the tenant's runs belong to something that other stores take part in (`Table.ties_runs`)."""
+    tenant = yield from ctx.tenant()
+    for reason, is_tied in _TIED.items():
+        if (yield from fetch(is_tied, tenant=tenant or 0)):
+            raise UsageError(f'restore(runs="rewind") is refused: {reason}')
 
 
 class ChangedRun(NamedTuple):

@@ -159,12 +159,15 @@ class SnapshotStore(Handle):
         since is refused too, unless `keys="new"`. `who` is recorded in `ops.actions()`.
         """
         from perdure.snapshots.restore import RestoreScope, restore
+        from perdure.snapshots.rewind import refuse_tied_runs
 
         scope = RestoreScope(threads, namespaces, runs, keys)
         snap = snapshot if isinstance(snapshot, Snapshot) else (yield from find_snapshot(self._whole, snapshot))
         theirs, ours = snap._context, self._context
         if theirs.driver is not ours.driver:
             raise UsageError("this snapshot belongs to another store: restore it there")
+        if runs is not None:
+            yield from refuse_tied_runs(ours)
         restoring = restore(self, Snapshot(self._whole, snap._row), scope, dry_run=dry_run)
         about = {"threads": threads, "namespaces": namespaces, "runs": runs, "keys": keys}
         by = None if dry_run else who

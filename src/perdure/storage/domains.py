@@ -101,6 +101,8 @@ class Table:
     # A condition on `{row}`: deleted rows that meet it stay in the past as long as any snapshot is kept, though none
     # shows them. A restore asks them what has happened since.
     remembered: str = "false"
+    # Why the runs of a tenant that has rows here cannot be rewound in this store alone; "": they can.
+    ties_runs: str = ""
     policies: tuple[RowPolicy, ...] = ()  # for a table that is not of a tenant, or besides `OF_TENANT`
     roles_may: Literal["write", "add", "read"] = "write"  # what roles may do that do not own the store
     # SQLite keeps rows in the order of the key; "number": the key is the rowid; "heap": rows are too large for a key.

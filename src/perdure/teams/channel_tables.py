@@ -43,6 +43,8 @@ TEAM_STORE = Table(
         Column("restoring", "int"),  # 1: a restore has begun and not ended: nothing is sent or taken meanwhile
     ),
     ("team",),
+    ties_runs="a team has members in other stores, whose messages would be lost; take all of its stores back "
+    "together, by `perdure.teams.link(…).restore(…)`",
     versioned=False,
     few_rows=True,
 )
