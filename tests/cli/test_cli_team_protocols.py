@@ -53,7 +53,10 @@ def test_a_team_is_explained_drawn_and_moved(tmp_path: Path, capsys: pytest.Capt
     text = run("team", "explain", "research")
     assert text.startswith("Team research: 2 members in 2 stores, 4 turns, 4 messages, 0 of them waiting; 1 snapshot")
     assert "that of planner: it draws 1 other back, and 2 turns are undone" in text
-    picture = ElementTree.fromstring(run("team", "diagram", "research", "--at", "cut"))
+    assert "\n2. Uncoordinated" in text, "a line is a line"
+    drawn = run("team", "diagram", "research", "--at", "cut")
+    assert "\\n" not in drawn
+    picture = ElementTree.fromstring(drawn)
     assert len(picture.findall("{http://www.w3.org/2000/svg}rect")) == 4
     run("team", "diagram", "research", "--output", str(tmp_path / "team.svg"))
     assert (tmp_path / "team.svg").read_text().startswith("<svg")

@@ -64,7 +64,7 @@ def diagram(cli: Invocation, store: Store, team: str, at: str | None, output: Pa
     """
     picture = store.team(team).diagram(at)
     if output is None:
-        cli.result(picture, {"svg": picture})
+        _print(cli, picture, "svg")
     else:
         output.write_text(picture)
         cli.result(f"wrote {output}", {"file": str(output), "bytes": len(picture.encode())})
@@ -75,5 +75,12 @@ def diagram(cli: Invocation, store: Store, team: str, at: str | None, output: Pa
 @with_store
 def explain(cli: Invocation, store: Store, team: str) -> None:
     """Say which of the three ways of checkpointing a team has, and what each costs."""
-    text = store.team(team).explain()
-    cli.result(text, {"text": text})
+    _print(cli, store.team(team).explain(), "text")
+
+
+def _print(cli: Invocation, text: str, field: str) -> None:
+    """Print a text of several lines, or with --json a document that has it."""
+    if cli.json:
+        return cli.document({field: text})
+    for line in text.splitlines():
+        cli.line(line)
