@@ -247,4 +247,7 @@ def test_a_team_shows_its_members_dead_letters_and_what_was_under_way(both: perd
     assert team.dead() == []
     for url in ("/teams", "/teams/research", "/teams/research?cut=monday"):
         assert visitor.get(url).status_code == 200
+    drawn = visitor.get("/teams/research?cut=monday").text
+    assert "<title>the cut</title>" in drawn
+    assert "style=" not in drawn, "the policy of the pages forbids it"
     assert visitor.get("/teams/nobody").status_code == 404

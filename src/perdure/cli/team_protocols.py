@@ -81,6 +81,7 @@ def explain(cli: Invocation, store: Store, team: str) -> None:
 def _print(cli: Invocation, text: str, field: str) -> None:
     """Print a text of several lines, or with --json a document that has it."""
     if cli.json:
-        return cli.document({field: text})
-    for line in text.splitlines():
-        cli.line(line)
+        cli.document({field: text})
+    else:
+        for line in text.splitlines():
+            cli.line(line)

@@ -50,12 +50,16 @@ def diagram(
     left_out = _left_out(turns, messages, members, first, shown)
     if left_out:
         parts.append(f'<text x="8" y="{canvas.height - 8}" fill="currentColor">{escape(left_out)}</text>')
-    style = "".join(f"--{name}:var(--diagram-{name},{colour});" for name, colour in _COLOURS.items())
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" role="img" viewBox="0 0 {canvas.width} {canvas.height}" '
-        f'width="{canvas.width}" height="{canvas.height}" font-family="sans-serif" font-size="12" style="{style}">'
+        f'width="{canvas.width}" height="{canvas.height}" font-family="sans-serif" font-size="12">'
         f"<title>{_text(title, _HOVER_MAX)}</title>{_HEAD}{''.join(parts)}</svg>"
     )
+
+
+def _colour(name: str) -> str:
+    """Return a colour that the style of a page around the drawing may change."""
+    return f"var(--diagram-{name},{_COLOURS[name]})"
 
 
 def _is_shown(message: SentMessage, first: Mapping[str, int]) -> bool:
@@ -128,7 +132,7 @@ class _Canvas:
     def member(self, member: str, newest: int) -> str:
         y = self._y(member)
         boxes = "".join(
-            f'<rect x="{self._x(member, turn) - 4}" y="{y - 7}" width="8" height="14" rx="2" fill="var(--turn)">'
+            f'<rect x="{self._x(member, turn) - 4}" y="{y - 7}" width="8" height="14" rx="2" fill="{_colour("turn")}">'
             f"<title>{_text(member, _HOVER_MAX)}, turn {turn}</title></rect>"
             for turn in range(self._first[member], newest + 1)
         )
@@ -150,7 +154,7 @@ class _Canvas:
         hover = f"{_text(message.member, _HOVER_MAX)} to {_text(message.receiver, _HOVER_MAX)}{words.get(kind, '')}"
         dashes = ' stroke-dasharray="4 3"' if message.taken_turn is None else ""
         return (
-            f'<line x1="{x1}" y1="{y1}" x2="{x2:g}" y2="{y2:g}" stroke="var(--{kind})" class="{kind}" '
+            f'<line x1="{x1}" y1="{y1}" x2="{x2:g}" y2="{y2:g}" stroke="{_colour(kind)}" class="{kind}" '
             f'stroke-width="{1 if kind == "message" else 2.5}" marker-end="url(#arrow)"{dashes}>'
             f"<title>{hover}</title></line>"
         )
@@ -163,8 +167,8 @@ class _Canvas:
             for half in (-_LANE / 2, _LANE / 2)
         )
         return (
-            f'<polyline points="{points}" fill="none" stroke="var(--cut)" stroke-width="3" stroke-dasharray="8 4">'
-            "<title>the cut</title></polyline>"
+            f'<polyline points="{points}" fill="none" stroke="{_colour("cut")}" stroke-width="3" '
+            'stroke-dasharray="8 4"><title>the cut</title></polyline>'
         )
 
     def _kind(self, message: SentMessage) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+from markupsafe import Markup
+
 from perdure.errors import NotFound
 from perdure.inspector.actions import Fields, Proposal, value_in
 from perdure.inspector.values import pick
@@ -22,7 +24,9 @@ async def teams(view: PageView) -> dict[str, Any]:
 async def team(view: PageView) -> dict[str, Any]:
     """Return the members, the dead letters and the snapshots of a team."""
     handle, cut = view.store.team(view.params["name"]), view.query.get("cut")
-    members, letters, snapshots = await asyncio.gather(handle.amembers(), handle.adead(), view.store.asnapshots())
+    members, letters, snapshots, drawing = await asyncio.gather(
+        handle.amembers(), handle.adead(), view.store.asnapshots(), handle.adiagram(cut)
+    )
     flight = [] if cut is None else await (await handle.aget_snapshot(cut)).ain_flight(raw=True)
     return {
         "name": handle.name,
@@ -34,6 +38,7 @@ async def team(view: PageView) -> dict[str, Any]:
         "letters_more": max(0, len(letters) - _LETTERS_MAX),
         "cuts": [pick(one, "name taken_at") for one in snapshots[:_CUTS_MAX]],
         "cut": cut,
+        "drawing": Markup(drawing),  # its texts are escaped
         "in_flight": [
             pick(one, "sender receiver sent_turn at") | {"message": view.value(one.message)}
             for one in flight[:_FLIGHT_MAX]
