@@ -284,11 +284,14 @@ def test_a_thread_with_a_value_of_a_wrong_type_is_made_again_from_its_records(tm
                 assert thread.load(at, strict=True).state == scene.states["a", at]
 
 
-@pytest.mark.parametrize("column", ["cost", "key", "note", "thread", "parent"])
-def test_a_checkpoint_with_a_value_of_a_wrong_type_is_lost_alone(tmp_path: Path, column: str) -> None:
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("cost", b"x"), ("key", b"x"), ("note", b"x"), ("thread", b"x"), ("parent", b"x"), ("parent", 1.5)],
+)
+def test_a_checkpoint_with_a_value_of_a_wrong_type_is_lost_alone(tmp_path: Path, column: str, value: Any) -> None:
     scene = build(str(tmp_path / "a.db"), saves=8)
     record, _ = ids(scene, f"thread = {thread_a(scene)}")[4]
-    scene.execute(f"UPDATE record SET {column} = ? WHERE id = ?", (b"x", record))
+    scene.execute(f"UPDATE record SET {column} = ? WHERE id = ?", (value, record))
     before = scene.loadable()
     done = scene.repair()
     assert [note.checkpoint for note in done.lost] == [show_id(record)]

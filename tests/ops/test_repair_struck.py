@@ -162,6 +162,47 @@ def rows_of_another_table(scene: Scene, data: bytes) -> tuple[int, bytes]:
     return child(data, root_of(scene, "body"), 0), page(data, child(data, 1, 1))
 
 
+def changed(data: bytes, at: int, before: int, after: int) -> tuple[int, bytes]:
+    """The page with another byte at a place in the file."""
+    assert data[at] == before
+    number, place = at // PAGE_BYTES + 1, at % PAGE_BYTES
+    content = bytearray(page(data, number))
+    content[place] = after
+    return number, bytes(content)
+
+
+def link(scene: Scene, data: bytes) -> tuple[int, int, bytes]:
+    """The first record after a keyframe: where its tree and the columns after it are; where its header is; its salt."""
+    [(tree, record, parent, salt)] = scene.execute(
+        """SELECT r.tree, r.id, r.parent, b.salt FROM record r JOIN thread t ON t.thread = r.thread
+        JOIN body b ON b.id = r.body WHERE t.name = 'long' AND r.keyframe = 0 ORDER BY r.id LIMIT 1"""
+    )
+    number = bytes([tree])
+    at = data.index(number + record.to_bytes(8, "big") + number + parent.to_bytes(8, "big"))
+    return at, data.rindex(bytes([9, 1, 6, 1, 6, 6, 8, 6]), 0, at), salt
+
+
+def link_in_another_tree(scene: Scene, data: bytes) -> tuple[int, bytes]:
+    at, _, _ = link(scene, data)
+    return changed(data, at, data[at], 35)
+
+
+def link_with_a_value_of_no_kind(scene: Scene, data: bytes) -> tuple[int, bytes]:
+    """`keyframe` is of a kind that SQLite reserves and reads as NULL, which the table refuses."""
+    _, header, _ = link(scene, data)
+    return changed(data, header + 6, 8, 10)
+
+
+def difference_before_a_value_that_is_cut_off(scene: Scene, data: bytes) -> tuple[int, bytes]:
+    _, _, salt = link(scene, data)
+    return changed(data, data.index(salt) - 1, 0, 1)
+
+
+def thread_whose_row_has_no_name(scene: Scene, data: bytes) -> tuple[int, bytes]:
+    start = (root_of(scene, "thread") - 1) * PAGE_BYTES
+    return changed(data, data.index(bytes([9, 1, 1, 21, 17]), start) + 3, 21, 0)
+
+
 PAGES = [
     no_tenants,
     tenant_not_utf8,
@@ -169,6 +210,10 @@ PAGES = [
     thread_with_another_name,
     two_trees_with_the_same_pages,
     rows_of_another_table,
+    link_in_another_tree,
+    link_with_a_value_of_no_kind,
+    difference_before_a_value_that_is_cut_off,
+    thread_whose_row_has_no_name,
 ]
 
 

@@ -7,9 +7,10 @@ never happen here: content stays that no hash proves, or something is removed th
 
 from __future__ import annotations
 
-from collections.abc import Container, Generator
+from collections.abc import Container, Generator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from perdure.errors import Damaged, NotEncrypted, Undecodable
@@ -66,7 +67,7 @@ _STAND_ALONE = Sql(
 )
 # ERASED: the history continues behind the tombstone.
 _GONE = f"""body = NULL, base = NULL, keyframe = {ERASED}, key = id, note = NULL, metadata = NULL, size = 0, cost = 0,
-    parent = CASE WHEN parent >= 0 AND parent < id THEN parent END"""
+    parent = CASE WHEN parent >= 0 AND parent < id AND parent = CAST(parent AS bigint) THEN parent END"""
 _TO_TOMBSTONE = Sql(f"UPDATE record SET {_GONE} WHERE {_THIS}")
 # A row with a value of a wrong type keeps only its id, its hash and its parent.
 _UNREADABLE_TO_TOMBSTONE = Sql(f"UPDATE record SET {_GONE}, thread = tree, kind = '', at = 0, step = 0 WHERE {_THIS}")
@@ -137,21 +138,25 @@ def drop_unknown_tenants() -> Program[Notes]:
     return lost
 
 
-def repair_log(tenant: int, progress: Progress | None = None) -> Flow[RepairReport]:
-    """Repair all threads of a tenant, and remove rows that belong to none."""
+def repair_log(
+    tenant: int, progress: Progress | None = None, names: Mapping[int, str] = MappingProxyType({})
+) -> Flow[RepairReport]:
+    """Repair all threads of a tenant, and remove rows that belong to none.
+
+    `names` has the names that are known of threads without a row, by number."""
     report = RepairReport()
     report.add(RepairReport(*(yield from repair_thread_rows(tenant))))
     # Orphans are dropped also before the trees: new bodies would continue from a damaged number.
-    yield from _place_records(tenant, report)
+    yield from _place_records(tenant, names, report)
     yield from _repair_trees(tenant, report, progress)
-    while (yield from _place_records(tenant, report)):  # a lost thread of a damaged tree shows only now
+    while (yield from _place_records(tenant, names, report)):  # a lost thread of a damaged tree shows only now
         yield from _repair_trees(tenant, report, progress)
     return report
 
 
-def _place_records(tenant: int, report: RepairReport) -> Flow[bool]:
+def _place_records(tenant: int, names: Mapping[int, str], report: RepairReport) -> Flow[bool]:
     """Create the threads that are lost, and remove rows that belong to none. Return whether there were such threads."""
-    threads, lost = yield from write(partial(find_lost_threads, tenant), solo=True)
+    threads, lost = yield from write(partial(find_lost_threads, tenant, names), solo=True)
     report.add(RepairReport(threads, lost))
     report.repaired += yield from write(partial(_drop_orphans, tenant))
     return bool(threads)

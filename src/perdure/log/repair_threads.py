@@ -5,7 +5,7 @@ A row with a value of a wrong type is deleted. Then its thread is created again 
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from functools import partial
 from typing import Any
 
@@ -134,10 +134,11 @@ def _json(text: Any) -> Any:
         return None
 
 
-def find_lost_threads(tenant: int) -> Program[tuple[Notes, Notes]]:
+def find_lost_threads(tenant: int, names: Mapping[int, str]) -> Program[tuple[Notes, Notes]]:
     """Create rows for threads that have lost theirs, and delete records that belong to no tree.
 
-    Return notes on the threads, and on the deleted records."""
+    `names` has the names that are known of such threads, by number. Return notes on the threads, and on the deleted
+    records."""
     notes: Notes = []
     [rows] = yield Batch(_OWNERLESS(tenant=tenant))
     for tree, owner, at in rows:
@@ -145,19 +146,18 @@ def find_lost_threads(tenant: int) -> Program[tuple[Notes, Notes]]:
             at = at if type(at) is int and 0 <= at < _TIME_MAX else 1
             [tags] = yield Batch(_TAGS(tenant=tenant, thread=owner))
             metadata = {key: value for key, text in tags if (value := _json(text)) is not None}
-            values = {
-                "tenant": tenant,
-                "thread": owner,
-                "tree": tree,
-                "name": f"recovered-{owner}",
-                "head_hash": bytes(32),
-            }
+            values = {"tenant": tenant, "thread": owner, "tree": tree, "head_hash": bytes(32)}
             values |= {"metadata": orjson.dumps(metadata).decode(), "generation": _JUMP, "at": at}
-            [inserted] = yield Batch(_ADD_THREAD(**values, active=at // MINUTE_US))
-            if inserted:
-                note = f"the row of thread {owner} was lost, with its name; its checkpoints are here"
-                notes.append((f"recovered-{owner}", None, note))
-                yield _write_tags(tenant, owner, metadata)  # without those that could not be read
+            # A name may be taken: then the thread gets a new one.
+            for name in dict.fromkeys((names.get(owner, f"recovered-{owner}"), f"recovered-{owner}")):
+                [inserted] = yield Batch(_ADD_THREAD(**values, name=name, active=at // MINUTE_US))
+                if inserted:
+                    lost_too = "" if name == names.get(owner) else ", with its name"
+                    notes.append(
+                        (name, None, f"the row of thread {owner} was lost{lost_too}; its checkpoints are here")
+                    )
+                    yield _write_tags(tenant, owner, metadata)  # without those that could not be read
+                    break
     [homeless] = yield Batch(_HOMELESS(tenant=tenant))
     lost = [("(store)", record if is_id(record) else None, "it belongs to no thread") for (record,) in homeless]
     return notes, lost

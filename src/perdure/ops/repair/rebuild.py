@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import shutil
+from bisect import insort
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import apsw
 
@@ -29,8 +31,15 @@ from perdure.threads.store import DEFAULT_TENANT
 _BATCH = 1000
 _CHUNK = 1 << 20
 _JUMP = 1 << 20
+_HASHED = ("record", "body")  # other rows are read through these; hashes tell which of their values are good
 _OWN = ("migration",)  # tables that the new file fills itself
 _NUMBERED = (("thread", "thread"), ("run", "run"), ("tenant", "tenant"), ("erased", "thread"))
+# Links of chains whose base is not in their tree.
+_APART = """FROM record r WHERE r.keyframe = 0 AND typeof(r.id) = 'integer' AND typeof(r.base) = 'integer'
+    AND NOT EXISTS (SELECT 1 FROM record b WHERE b.tenant = r.tenant AND b.tree = r.tree AND b.id = r.base)"""
+_BASES_ELSEWHERE = f"SELECT id, tenant, tree FROM record WHERE id IN (SELECT r.base {_APART})"
+_MOVE = "UPDATE OR IGNORE record SET tenant = ?, tree = ? WHERE tenant = ? AND tree = ? AND id = ?"
+_BUILT_ON = "SELECT id, base, tenant, tree FROM record WHERE tenant = ? AND tree = ? AND base = ? AND keyframe = 0"
 _KINDS = {"INT": "INTEGER", "TEX": "TEXT", "BLO": "BLOB", "REA": "REAL", "BIG": "INTEGER"}
 
 
@@ -41,6 +50,7 @@ class Rebuilt:
     notes: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
     rows: int = 0
+    names: dict[int, dict[int, str]] = field(default_factory=dict)  # by tenant and thread, of threads without a row
 
 
 def copy_raw(path: Path, target: Path, timeout_s: float) -> None:
@@ -188,6 +198,8 @@ def _rebuild(damaged: Path, fresh: Path, progress: Progress | None) -> Rebuilt:
 
     def insert(shape: TableShape, row: Row) -> None:
         nonlocal refused
+        if row.cut and shape.name not in _HASHED:
+            return
         if _insert(connection, shape, row, origin):
             result.rows += 1
             if progress is not None and result.rows % _BATCH == 0:
@@ -217,8 +229,9 @@ def _rebuild(damaged: Path, fresh: Path, progress: Progress | None) -> Rebuilt:
             kinds = [list(shapes.values()), _stamped(shapes)]
             for name, row in lost_leaves(file, seen, kinds[::-1] if "epoch" in roots else kinds, salvage):
                 insert(shapes[name], row)
+        _place_links(connection, result.notes)
         _name_tenants(connection, index("tenant_name"), result.notes)
-        _name_threads(connection, index("thread_name"), result.notes)
+        _name_threads(connection, index("thread_name"), result)
         _settle(connection, fresh_id, result.notes)
         connection.execute("COMMIT")
     finally:
@@ -260,6 +273,10 @@ def _insert(connection: apsw.Connection, shape: TableShape, row: Row, origin: ap
     if len(stored) != len(names):
         return all(value is None for value in stored)
     values = dict(zip(names, stored, strict=True))
+    if shape.name == "record":
+        # Others can be read through a damaged row. A value of a wrong type stands for a NULL that the table refuses.
+        behind_key = (column for column in shape.columns[3:] if not column.nullable)
+        values |= {column.name: b"" for column in behind_key if values[column.name] is None}
     if shape.rowid:
         values[shape.rowid] = row.number
     marks = ", ".join(f":{name}" for name in names)
@@ -281,6 +298,34 @@ def _insert(connection: apsw.Connection, shape: TableShape, row: Row, origin: ap
     return False
 
 
+def _place_links(connection: apsw.Connection, notes: list[str]) -> None:
+    """Move each record that is apart from its base to the tree of its base.
+
+    SQLite finds the links of a chain by where they are in the damaged file, even if the tenant or tree in such a row is
+    damaged. The new file has the row where these values put it. Moving it back loses nothing: a link without its base
+    cannot be read, and neither can the records that are built on it.
+    """
+    places: dict[int, list[tuple[Any, Any]]] = {}
+    for base, tenant, tree in connection.execute(_BASES_ELSEWHERE):
+        places.setdefault(base, []).append((tenant, tree))
+    waiting = list(connection.execute(f"SELECT r.id, r.base, r.tenant, r.tree {_APART} ORDER BY r.id DESC"))
+    moved = 0
+    while waiting:  # the oldest first: a base is then in its place before what is built on it
+        record, base, *here = waiting.pop()
+        for place in places.get(base, ()):
+            if place == tuple(here):
+                break  # its base was moved to it
+            connection.execute(_MOVE, (*place, *here, record))
+            if connection.changes():
+                moved += 1
+                places[record] = [place]
+                for link in connection.execute(_BUILT_ON, (*here, record)):
+                    insort(waiting, link, key=lambda link: -link[0])
+                break
+    if moved:
+        notes.append(f"{moved} checkpoints were moved back to the tree that they belong to")
+
+
 def _name_tenants(connection: apsw.Connection, index: Iterator[Row], notes: list[str]) -> None:
     """Give each tenant that has rows the name by which the index finds it: its own row may be lost or damaged."""
     execute = connection.execute
@@ -295,15 +340,21 @@ def _name_tenants(connection: apsw.Connection, index: Iterator[Row], notes: list
             names[tenant] = name
 
 
-def _name_threads(connection: apsw.Connection, index: Iterator[Row], notes: list[str]) -> None:
-    """Give each thread the name by which the index finds it: no hash proves the name in its row."""
+def _name_threads(connection: apsw.Connection, index: Iterator[Row], result: Rebuilt) -> None:
+    """Give each thread the name by which the index finds it: no hash proves the name in its row.
+
+    Names of threads whose row is lost are kept for the row that the repair of the log creates."""
     for tenant, name, thread in (entry.values for entry in index if tuple(map(type, entry.values)) == (int, str, int)):
         key = (tenant, thread, name)
-        old = list(connection.execute("SELECT name FROM thread WHERE tenant = ? AND thread = ? AND name <> ?", key))
-        if old:
+        old = list(connection.execute("SELECT name FROM thread WHERE tenant = ? AND thread = ?", key[:2]))
+        if not old:
+            result.names.setdefault(tenant, {})[thread] = name
+        elif old[0][0] != name:
             connection.execute("UPDATE OR IGNORE thread SET name = ?3 WHERE tenant = ?1 AND thread = ?2", key)
-        if old and connection.changes():
-            notes.append(f"thread {thread} is called {name!r}, as the index says; its row said {old[0][0]!r}")
+            if connection.changes():
+                result.notes.append(
+                    f"thread {thread} is called {name!r}, as the index says; its row said {old[0][0]!r}"
+                )
 
 
 def _settle(connection: apsw.Connection, fresh_id: str, notes: list[str]) -> None:

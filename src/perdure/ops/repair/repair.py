@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from perdure.errors import KeyMissing, NotEncrypted, OpenError, UsageError
 from perdure.log.ids import show_id
@@ -30,6 +30,9 @@ from perdure.transfers.catalogue import BackupRow, add_backup
 from perdure.transfers.files import AtomicFile
 from perdure.transfers.verify import tenant_names, verify_all
 from perdure.transfers.whole import copy_store
+
+if TYPE_CHECKING:
+    from perdure.ops.repair.rebuild import Rebuilt
 
 _SAMPLE = 20
 _STARTS = [
@@ -107,7 +110,7 @@ def _repair_sqlite(
     with AtomicFile(target) as file:
         copy_raw(path, file.part, float(options.get("timeout_s", 30.0)))
         rebuilt = rebuild_if_damaged(file.part, path, progress)
-        done = _repair_copy(str(file.part), options, str(path), rebuilt.rows > 0, progress)
+        done = _repair_copy(str(file.part), options, str(path), rebuilt if rebuilt.rows else None, progress)
         done = replace(
             done,
             repaired=(*(RepairNote("", None, None, None, note) for note in rebuilt.notes), *done.repaired),
@@ -135,7 +138,7 @@ def _repair_postgres(
         try:
             with open_store(url, **inside) as copy:
                 copy_store(driver, copy._context.driver.capabilities.base, progress)
-            done = _repair_copy(url, inside, origin, False, progress)
+            done = _repair_copy(url, inside, origin, None, progress)
         finally:
             if done is None or not done.changed:
                 _execute(driver, f'DROP SCHEMA "{new}" CASCADE')
@@ -152,8 +155,10 @@ def _execute(driver: Any, statement: str) -> None:
         raise UsageError(f"the schema of the copy: {error}; choose another one with to=") from error
 
 
-def _repair_copy(url: str, options: dict[str, Any], origin: str, rebuilt: bool, progress: Progress | None) -> Repaired:
-    """Repair every tenant's log and runs in a copy. `rebuilt` says that the database itself was damaged."""
+def _repair_copy(
+    url: str, options: dict[str, Any], origin: str, rebuilt: Rebuilt | None, progress: Progress | None
+) -> Repaired:
+    """Repair every tenant's log and runs in a copy, and use what a rebuild of its file kept for that."""
     from perdure.ops.store import open_store
 
     repaired: list[RepairNote] = []
@@ -169,7 +174,7 @@ def _repair_copy(url: str, options: dict[str, Any], origin: str, rebuilt: bool, 
                 left.append(name)
                 continue
             tenants.append(name)
-            log = drive(driver, repair_log(tenant, progress))
+            log = drive(driver, repair_log(tenant, progress, rebuilt.names.get(tenant, {}) if rebuilt else {}))
             runs = drive(driver, repair_runs(tenant, progress))
             repaired += _notes(name, log.repaired) + _run_notes(name, runs.repaired)
             lost += _notes(name, log.lost) + _run_notes(name, runs.lost)

@@ -40,6 +40,7 @@ class Row(NamedTuple):
 
     number: int | None
     values: tuple[Any, ...]
+    cut: bool = False  # columns at its end reach beyond the row: they are None here
 
 
 class Bad(Exception):
@@ -166,8 +167,8 @@ def _payload(file: PageFile, page: bytes, at: int, size: int, *, index: bool) ->
 _INTEGER_BYTES = (0, 1, 2, 3, 4, 6, 8)
 
 
-def _values(payload: bytes) -> tuple[Any, ...]:
-    """Return the columns of a row; bytes for text that is not UTF-8. Raises Bad."""
+def _row(number: int | None, payload: bytes) -> Row:
+    """Return a row with its columns; bytes for text that is not UTF-8. Raises Bad."""
     header, at = _varint(payload, 0)
     if not at <= header <= len(payload):
         raise Bad("a row's header is longer than the row")
@@ -178,15 +179,15 @@ def _values(payload: bytes) -> tuple[Any, ...]:
     values: list[Any] = []
     place = header
     for kind in kinds:
-        if kind in (0, 8, 9):
-            values.append(None if kind == 0 else kind - 8)
+        if kind in (0, 8, 9, 10, 11):  # 10 and 11 are reserved: SQLite reads them as NULL
+            values.append(kind - 8 if kind in (8, 9) else None)
             continue
-        if kind < 0 or kind in (10, 11):
+        if kind < 0:
             raise Bad("a column is of no kind")
         size = _INTEGER_BYTES[kind] if kind <= 6 else 8 if kind == 7 else (kind - 12) // 2
         data = payload[place : place + size]
-        if len(data) != size:
-            raise Bad("a column is cut off")
+        if len(data) != size:  # SQLite still reads the columns before it
+            return Row(number, (*values, *[None] * (len(kinds) - len(values))), cut=True)
         place += size
         if kind <= 6:
             values.append(int.from_bytes(data, "big", signed=True))
@@ -196,7 +197,7 @@ def _values(payload: bytes) -> tuple[Any, ...]:
             values.append(_text(data))
         else:
             values.append(data)
-    return tuple(values)
+    return Row(number, tuple(values))
 
 
 def _text(data: bytes) -> str | bytes:
@@ -216,7 +217,7 @@ def _rows_of(file: PageFile, page: bytes, cells: _Cells) -> Iterator[tuple[int, 
             number = None
             if not index:
                 number, at = _varint(page, at)
-            yield place, Row(number, _values(_payload(file, page, at, size, index=index)))
+            yield place, _row(number, _payload(file, page, at, size, index=index))
         except (Bad, struct.error, IndexError) as problem:
             yield place, problem if isinstance(problem, Bad) else Bad(str(problem))
 
@@ -251,8 +252,10 @@ def _good_rows(file: PageFile, number: int, page: bytes, cells: _Cells, name: st
     for place, row in _rows_of(file, page, cells):
         if isinstance(row, Bad):
             salvage.rows.append((name, number, place, str(row)))
-        else:
-            yield row
+            continue
+        if row.cut:
+            salvage.rows.append((name, number, place, "a column is cut off"))
+        yield row
 
 
 def lost_leaves(
