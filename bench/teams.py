@@ -38,8 +38,8 @@ from perdure.threads.saves import Save
 from perdure.values.codec import encode
 
 COINS = 10
-_TAKEN = Sql("SELECT coalesce(sum(turn), 0) FROM run WHERE turn IS NOT NULL")
-_WAITING = Sql("SELECT count(*) FROM mail WHERE state = 0")
+_TAKEN = "SELECT coalesce(sum(turn), 0) FROM run WHERE turn IS NOT NULL"
+_WAITING = "SELECT count(*) FROM mail WHERE state = 0"
 
 
 def teams(run: Run) -> list[Row]:
@@ -190,9 +190,9 @@ def _workers(url: str, agents: int) -> Iterator[None]:
                     pipe.close()
 
 
-def _number(store: perdure.Store, sql: Sql) -> int:
+def _number(store: perdure.Store, text: str) -> int:
     def look() -> Program[int]:
-        [[(number,)]] = yield Batch(sql(), last=True)
+        [[(number,)]] = yield Batch(Sql(text)(), last=True)
         return int(number)
 
     number: int = drive(store._context.driver, read(look))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -73,9 +75,9 @@ def test_it_is_short() -> None:
     assert len(README.splitlines()) <= 170
 
 
-def test_a_worker_can_import_the_first_file_without_running_it() -> None:
+def test_a_worker_can_import_the_first_file_without_running_it(tmp_path: Path) -> None:
     first = README[README.index("```python\n") + 10 :].split("```")[0]
-    names: dict[str, object] = {"__name__": "app"}
-    exec(compile(first, "README.md", "exec"), names)
-    assert "travel" in names
-    assert "store" not in names
+    (tmp_path / "app.py").write_text(first)
+    code = "import app; assert app.travel; assert not hasattr(app, 'store')"
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    assert not (tmp_path / "agent.db").exists()

@@ -134,4 +134,4 @@ def test_tools_that_would_not_be_recorded_are_refused(store: perdure.Store) -> N
 
 def test_outside_of_a_run_the_agent_is_as_it_was() -> None:
     agent = Agent(TestModel(custom_output_text="hello"), name="plain", capabilities=[PerdureDurability()])
-    assert agent.run_sync("hi").output == "hello"
+    assert asyncio.run(agent.run("hi")).output == "hello"

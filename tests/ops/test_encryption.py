@@ -18,6 +18,7 @@ from sealed_kit import (
     encrypted_columns,
     fill,
     fill_langgraph,
+    fill_team,
     secret,
     travel,
 )
@@ -40,6 +41,7 @@ def test_nothing_secret_is_stored_in_the_clear(url: str) -> None:
     with opened(url) as store:
         fill(store)
         fill_langgraph(store)
+        fill_team(store)
         found = [part for part in raw.everything() if CANARY.encode() in part]  # with the write-ahead log
         assert not found
         counts = assert_sealed(raw)

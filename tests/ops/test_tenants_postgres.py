@@ -27,7 +27,7 @@ from perdure.storage.program import Batch, Program, Sql, Transaction
 from perdure.testing.postgres_server import PostgresServer, _binaries
 
 # Not a tenant's: which store it is, which schema, what queues allow, how large it is. Its columns are not its rows.
-OF_THE_STORE = {"meta", "migration", "queue", "size_sample"}
+OF_THE_STORE = {"decision", "meta", "migration", "prepared", "queue", "size_sample"}
 
 
 @pytest.fixture

@@ -73,6 +73,7 @@ threads
 log alice
 show alice
 diff alice head~1
+thread show alice
 thread fork alice --name bob
 thread rollback alice head~1
 thread edit alice n 5
@@ -95,6 +96,16 @@ memory pin users/alice hobby
 memory unpin users/alice hobby
 memory forget users/alice hobby --yes
 memory erase users/alice --yes
+teams
+team show research
+team send research writer hello
+team dead research
+team snapshot research cut
+team explain research
+team diagram research --at cut
+team recover research writer --turn 0
+team rewind research writer --turn 0
+team restore research cut
 snapshot take now
 snapshots
 snapshot diff now
@@ -113,6 +124,7 @@ run cancel quick
 worker app.py --once
 run erase quick --yes
 store create new.db
+store settle agent.db
 store archives
 store health
 store stats
@@ -132,7 +144,16 @@ inspect --port 0: inspect
 """
 # Of other databases and services, or for what went wrong; their pages and tests use them.
 ELSEWHERE = {
-    *("run resolve", "snapshot incident", "store promote", "store repair", "store replicate"),
+    *(
+        "memory merge",
+        "run progress",
+        "run resolve",
+        "snapshot incident",
+        "team move",
+        "store promote",
+        "store repair",
+        "store replicate",
+    ),
     *("store role", "store import-langgraph", "key forget", "key remove", "key rotate", "keys"),
 }
 
@@ -176,6 +197,14 @@ def run() -> None:
     with perdure.open("agent.db") as store:
         for n in range(3):
             store.thread("alice").save({"n": n})
+        team = store.team("research")
+
+        @team.agent
+        def writer(state: dict[str, object], message: object) -> None:
+            state["last"] = message
+
+        team.send(writer, "first")
+        team.work(until_idle=True)
     for line in uses:
         code, text = said(shlex.split(line))
         # 1 is an answer too: a difference, a warning of the doctor.

@@ -18,6 +18,7 @@ from perdure.memory.embed import embedding_of
 from perdure.memory.search import searcher_of
 from perdure.storage.columns import MARK, EncryptedColumn
 from perdure.storage.domains import all_tables
+from perdure.teams import Post, link
 
 OLD, NEW, OTHER = bytes(range(32)), bytes(range(1, 33)), bytes(range(2, 34))
 CANARY = "Kanarienvogel"
@@ -87,6 +88,25 @@ def fill(store: Store) -> None:
     memory = store.memory("users", "alice")
     memory.put("fact", {"fact": secret()}, text=secret(), context=secret(), source=secret())
     memory.put("fact", {"fact": secret()})
+
+
+def fill_team(store: Store) -> None:
+    """A dead letter with its error, and a message on its way to a member in another store."""
+    with perdure.open(":memory:") as other:
+        here, there = store.team("team"), other.team("team")
+
+        @here.agent(policy="dead_letter")
+        def refuses(state: Any, message: Any) -> None:
+            raise ValueError(message)
+
+        @there.agent
+        def reader(state: Any, message: Any) -> None: ...
+
+        link({"here": here, "there": there})
+        here.send(refuses, secret())
+        here.send("reader", secret())
+        here.work(until_idle=True)
+        Post(here).outgoing("there")
 
 
 def fill_langgraph(store: Store) -> None:

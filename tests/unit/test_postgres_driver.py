@@ -213,7 +213,7 @@ def test_deadlocks_are_run_again(driver: PostgresDriver) -> None:
         connection.execute("SELECT pg_reload_conf()")
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(lambda pair: write(driver, crossing(*pair)), [(1, 2), (2, 1)]))
-    assert len(calls) == 3
+    assert len(calls) >= 3
     assert read(driver, once(Sql("SELECT hits FROM note"))) == [(2,), (2,)]
 
 

@@ -48,7 +48,7 @@ class Fields:
 
 
 @dataclass(frozen=True)
-class Proposal:
+class Confirmation:
     """What an action is about to do. `title` is a question, `button` the verb; `do` returns what it did."""
 
     title: str
@@ -61,7 +61,7 @@ class Proposal:
 
 
 # An action checks the form and changes nothing: `do` of its proposal does. Its path is `/do/` and its name.
-Action = Callable[[PageView, Fields], Awaitable[Proposal]]
+Action = Callable[[PageView, Fields], Awaitable[Confirmation]]
 
 
 def value_in(text: str) -> Any:

@@ -321,7 +321,7 @@ class TwoPhase:
             prepared.run(self._decider.driver, lambda: prepared.forget_decision(self._gid))
         except PerdureError as error:
             message = "two_phase() is committed, and a store follows when it is next used: %s"
-            _log.warning(message, error, extra=event("two_phase.unfinished"))
+            _log.warning(message, error, extra=event("commit.unfinished"))
 
     def _cancel(self) -> None:
         for part in self._parts:
@@ -332,7 +332,7 @@ class TwoPhase:
                     prepared.finish(part.driver, self._gid, prepared.ABORT)
                 except PerdureError as error:
                     message = "two_phase() is undone, and a store follows when it is next used: %s"
-                    _log.warning(message, error, extra=event("two_phase.unfinished"))
+                    _log.warning(message, error, extra=event("commit.unfinished"))
 
     async def __aenter__(self) -> tuple[Store, ...]:
         import asyncio

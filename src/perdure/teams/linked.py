@@ -16,6 +16,7 @@ from perdure.errors import Busy, Damaged, NotFound, OutcomeUnknown, Unavailable,
 from perdure.runs.execution.turn import member_name
 from perdure.runs.journal.entries import decompress
 from perdure.snapshots.handle import Snapshot, find_snapshot, list_snapshots
+from perdure.storage.events import event
 from perdure.storage.program import Flow, adrive, drive, either, sleep
 from perdure.storage.twins import awaited, blocking
 from perdure.teams.members import ELSEWHERE, check_member
@@ -152,7 +153,8 @@ class LinkedTeam(Handle):
             try:
                 carried = yield from self.carry.__wrapped__(self)  # type: ignore[attr-defined]
             except (Busy, Unavailable, OutcomeUnknown) as error:
-                _log.warning("no messages of team %s were carried, and it is tried again: %s", self.name, error)
+                message = "no messages of team %s were carried, and it is tried again: %s"
+                _log.warning(message, self.name, error, extra=event("team.not_carried"))
                 yield from sleep(_AWAY_S)
                 continue
             if not carried:

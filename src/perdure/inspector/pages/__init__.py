@@ -9,10 +9,10 @@
    `data-live` is read again when the store changes, unless it has input. URLs: `link("runs", id, step=4)`, and
    `here(step=4)` for this page with another query. Nothing has `style=`: the policy forbids it.
 
-To add an action: a function in `ACTIONS` of its module, `async def pin(view: PageView, fields: Fields) -> Proposal`. A
-form made with `p.action("pin", fields, "Button")` posts to `/do/pin`. The function checks the form and returns what a
-person reads first, with `do`, which acts as `view.who` and returns one sentence. Both may raise PerdureError: the page
-then shows its text. `fields["run"]` is a field of the form.
+To add an action: a function in `ACTIONS` of its module, `async def pin(view: PageView, fields: Fields) ->
+Confirmation`. A form made with `p.action("pin", fields, "Button")` posts to `/do/pin`. The function checks the form and
+returns what a person reads first, with `do`, which acts as `view.who` and returns one sentence. Both may raise
+PerdureError: the page then shows its text. `fields["run"]` is a field of the form.
 """
 
 from __future__ import annotations

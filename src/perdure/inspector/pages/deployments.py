@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from perdure import UsageError
-from perdure.inspector.actions import Fields, Proposal
+from perdure.inspector.actions import Confirmation, Fields
 from perdure.inspector.values import pick
 from perdure.inspector.view import PageView
 from perdure.ops import Deployment
@@ -47,7 +47,7 @@ async def _function(view: PageView, name: str, deployed: Deployment | None) -> d
     return row
 
 
-async def deploy(view: PageView, fields: Fields) -> Proposal:
+async def deploy(view: PageView, fields: Fields) -> Confirmation:
     """Give all or a share of the new runs of a function to a version."""
     function, version, share = fields.get("function"), fields.get("version"), _share(fields.get("share"))
     if not function:
@@ -61,15 +61,15 @@ async def deploy(view: PageView, fields: Fields) -> Proposal:
     command = view.signed("deploy", function, version, canary=percent)
     if percent is None:
         text = f"All new runs of {function} get this version. Open runs keep theirs."
-        return Proposal(f"Deploy {said} of {function}?", text, "Deploy", (command,), do)
+        return Confirmation(f"Deploy {said} of {function}?", text, "Deploy", (command,), do)
     text = (
         f"{percent} of the new runs of {function} get it; workers revert it if it fails more often than the version "
         "before. Open runs keep theirs."
     )
-    return Proposal(f"Give {percent} to {said} of {function}?", text, "Share", (command,), do)
+    return Confirmation(f"Give {percent} to {said} of {function}?", text, "Share", (command,), do)
 
 
-async def revert(view: PageView, fields: Fields) -> Proposal:
+async def revert(view: PageView, fields: Fields) -> Confirmation:
     """End the canary of a function."""
     deployed = {one.function: one for one in await view.store.ops.adeployments()}.get(fields["function"])
     if deployed is None or deployed.canary is None:
@@ -82,7 +82,7 @@ async def revert(view: PageView, fields: Fields) -> Proposal:
 
     text = f"All new runs of {function} get {_said(version)} again. Open runs of the canary keep their version."
     command = view.signed("deploy", function, version)
-    return Proposal(f"Revert {canary} of {function}?", text, "Revert", (command,), do, is_danger=True)
+    return Confirmation(f"Revert {canary} of {function}?", text, "Revert", (command,), do, is_danger=True)
 
 
 def _said(version: str) -> str:

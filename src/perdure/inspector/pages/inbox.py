@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure import Question, RunInfo
 from perdure.errors import NotFound, PerdureError, UsageError
-from perdure.inspector.actions import Fields, Proposal, count, value_in
+from perdure.inspector.actions import Confirmation, Fields, count, value_in
 from perdure.inspector.pages.runs import why_stuck
 from perdure.inspector.questions import answer_in, card
 from perdure.inspector.values import pick
@@ -45,16 +45,16 @@ def _row(info: RunInfo) -> dict[str, Any]:
 # --- actions
 
 
-async def answer(view: PageView, fields: Fields) -> Proposal:
+async def answer(view: PageView, fields: Fields) -> Confirmation:
     """Answer a question."""
     question = await _question(view, fields["run"], fields["path"])
     value = answer_in(question, fields)
     text = f"Run {question.run}, step {question.path}: {question.text} The answer is recorded as {view.who}'s."
     command = view.signed("answer", question.run, question.path, _text(value))
-    return Proposal(f"Answer {_text(value)}?", text, "Answer", (command,), lambda: _give(view, question, value))
+    return Confirmation(f"Answer {_text(value)}?", text, "Answer", (command,), lambda: _give(view, question, value))
 
 
-async def resolve(view: PageView, fields: Fields) -> Proposal:
+async def resolve(view: PageView, fields: Fields) -> Confirmation:
     """Settle an effect in doubt: it happened, or it did not."""
     run, step = fields["run"], fields["step"]
     handle = await view.store.aget_run(run)
@@ -67,7 +67,7 @@ async def resolve(view: PageView, fields: Fields) -> Proposal:
 
         text = f"Step {step} counts as not done: a worker performs the effect. The receiver must not know its key."
         command = view.signed("run resolve", run, step, not_done=True)
-        return Proposal(
+        return Confirmation(
             f"It did not happen in {run}?", text, "It did not happen", (command,), run_again, is_danger=True
         )
 
@@ -81,10 +81,10 @@ async def resolve(view: PageView, fields: Fields) -> Proposal:
 
     text = f"Step {step} counts as done, and the run continues with the result {_text(result)}."
     command = view.signed("run resolve", run, step, done=_text(result))
-    return Proposal(f"It happened in {run}?", text, "It happened", (command,), record)
+    return Confirmation(f"It happened in {run}?", text, "It happened", (command,), record)
 
 
-async def several(view: PageView, fields: Fields) -> Proposal:
+async def several(view: PageView, fields: Fields) -> Confirmation:
     """Settle the chosen questions in the same way. One that is refused stops no other."""
     verb = fields.one_of("verb", _SEVERAL, "question")
     questions = [await _question(view, *_place(text)) for text in fields.all("question")]
@@ -113,7 +113,7 @@ async def several(view: PageView, fields: Fields) -> Proposal:
 
     title = f"{_SEVERAL[verb]}: {count(len(questions), 'question')}?"
     text = f"Each is recorded as {view.who}'s. One that is refused stops no other."
-    return Proposal(title, text, _SEVERAL[verb], commands, do, is_danger=verb in ("decline", "not_done"))
+    return Confirmation(title, text, _SEVERAL[verb], commands, do, is_danger=verb in ("decline", "not_done"))
 
 
 async def _question(view: PageView, run: str, path: str) -> Question:

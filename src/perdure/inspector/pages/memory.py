@@ -7,7 +7,7 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from perdure.errors import ExtraMissing, NotFound, UsageError
-from perdure.inspector.actions import Fields, Proposal
+from perdure.inspector.actions import Confirmation, Fields
 from perdure.inspector.pages.thread import is_manifest, prompt
 from perdure.inspector.values import pick
 from perdure.inspector.view import PageView
@@ -137,7 +137,7 @@ def labels_of(text: str) -> Labels:
 # --- actions
 
 
-async def pin_item(view: PageView, fields: Fields) -> Proposal:
+async def pin_item(view: PageView, fields: Fields) -> Confirmation:
     """Pin an item."""
     place, key = fields["namespace"], fields["key"]
 
@@ -146,10 +146,10 @@ async def pin_item(view: PageView, fields: Fields) -> Proposal:
         return f"{key} is pinned."
 
     command = view.signed("memory pin", place, key)
-    return Proposal(f"Pin {key} of {place}?", "No cap and no age limit removes it.", "Pin", (command,), do)
+    return Confirmation(f"Pin {key} of {place}?", "No cap and no age limit removes it.", "Pin", (command,), do)
 
 
-async def unpin_item(view: PageView, fields: Fields) -> Proposal:
+async def unpin_item(view: PageView, fields: Fields) -> Confirmation:
     """Unpin an item."""
     place, key = fields["namespace"], fields["key"]
 
@@ -159,10 +159,10 @@ async def unpin_item(view: PageView, fields: Fields) -> Proposal:
 
     text = "Caps and age limits apply to it again: if the namespace is over its caps, the oldest items go at once."
     command = view.signed("memory unpin", place, key)
-    return Proposal(f"Unpin {key} of {place}?", text, "Unpin", (command,), do, is_danger=True)
+    return Confirmation(f"Unpin {key} of {place}?", text, "Unpin", (command,), do, is_danger=True)
 
 
-async def forget_item(view: PageView, fields: Fields) -> Proposal:
+async def forget_item(view: PageView, fields: Fields) -> Confirmation:
     """Forget an item, if it is still the version that was seen."""
     place, key, version = fields["namespace"], fields["key"], fields["version"]
 
@@ -174,7 +174,7 @@ async def forget_item(view: PageView, fields: Fields) -> Proposal:
 
     text = "Searches and prompts do not have it any more. Its history stays as long as the policy says."
     command = view.signed("memory forget", place, key, yes=True)
-    return Proposal(f"Forget {key} of {place}?", text, "Forget", (command,), do, is_danger=True)
+    return Confirmation(f"Forget {key} of {place}?", text, "Forget", (command,), do, is_danger=True)
 
 
 ACTIONS = (pin_item, unpin_item, forget_item)

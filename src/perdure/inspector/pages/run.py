@@ -17,7 +17,7 @@ from typing import Any
 from perdure import Change, Run, RunInfo, Step
 from perdure.errors import Damaged, NotFound, PerdureError, UsageError
 from perdure.inspector import values
-from perdure.inspector.actions import Fields, Proposal, value_in
+from perdure.inspector.actions import Confirmation, Fields, value_in
 from perdure.inspector.pages.runs import DANGEROUS, VERBS, row_of, why_stuck
 from perdure.inspector.questions import card
 from perdure.inspector.timeline import Mark, Timeline
@@ -282,7 +282,7 @@ async def tail(view: PageView) -> AsyncGenerator[str, None]:
 # --- actions
 
 
-async def fork(view: PageView, fields: Fields) -> Proposal:
+async def fork(view: PageView, fields: Fields) -> Confirmation:
     """Fork a run after a step."""
     run, step, name = fields["run"], fields["step"], fields["id"]
     keys: Any = fields["keys"]
@@ -298,10 +298,10 @@ async def fork(view: PageView, fields: Fields) -> Proposal:
     )
     text += "Receivers of its effects see new requests." if keys == "new" else "Receivers answer its effects as before."
     command = view.signed("run fork", run, step, name=name, keys=keys)
-    return Proposal(f"Fork {run} after step {step}, as {name}?", text, "Fork", (command,), do)
+    return Confirmation(f"Fork {run} after step {step}, as {name}?", text, "Fork", (command,), do)
 
 
-async def send(view: PageView, fields: Fields) -> Proposal:
+async def send(view: PageView, fields: Fields) -> Confirmation:
     """Send a message to a run."""
     run, topic, text = fields["run"], fields.get("topic"), fields["value"]
 
@@ -311,7 +311,7 @@ async def send(view: PageView, fields: Fields) -> Proposal:
 
     where = f"on the topic {topic}" if topic else "without a topic"
     command = view.signed("run send", run, text, topic=topic or None)
-    return Proposal(f"Send a message to {run}?", f"{text} {where}. The run gets it once.", "Send", (command,), do)
+    return Confirmation(f"Send a message to {run}?", f"{text} {where}. The run gets it once.", "Send", (command,), do)
 
 
 ACTIONS = (fork, send)

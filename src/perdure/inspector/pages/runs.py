@@ -10,7 +10,7 @@ from typing import Any
 
 from perdure import RunInfo
 from perdure.errors import UsageError
-from perdure.inspector.actions import Fields, Proposal, count
+from perdure.inspector.actions import Confirmation, Fields, count
 from perdure.inspector.values import pick
 from perdure.inspector.view import PageView
 
@@ -133,7 +133,7 @@ def time_in(name: str, text: str) -> datetime:
 # --- actions
 
 
-async def change_runs(view: PageView, fields: Fields) -> Proposal:
+async def change_runs(view: PageView, fields: Fields) -> Confirmation:
     """Pause, resume, retry, cancel or undo one run, the chosen ones, or all that match."""
     verb = fields.one_of("verb", VERBS, "run")
     label, statuses, text = VERBS[verb]
@@ -161,10 +161,10 @@ async def change_runs(view: PageView, fields: Fields) -> Proposal:
 
     commands = tuple(view.signed(f"run {verb}", run) for run in ids) or (_command(view, verb, fields),)
     text = f"Each {text}. One that cannot be changed stops no other. It is recorded as {view.who}'s."
-    return Proposal(f"{label} {count(number, 'run')}?", text, label, commands, do, is_danger=verb in DANGEROUS)
+    return Confirmation(f"{label} {count(number, 'run')}?", text, label, commands, do, is_danger=verb in DANGEROUS)
 
 
-async def _change_one(view: PageView, verb: str, id: str) -> Proposal:
+async def _change_one(view: PageView, verb: str, id: str) -> Confirmation:
     (label, _, text), run = VERBS[verb], await view.store.aget_run(id)
 
     async def do() -> str:
@@ -173,7 +173,7 @@ async def _change_one(view: PageView, verb: str, id: str) -> Proposal:
 
     text = f"The run, which is {run.status} now, {text}. It is recorded as {view.who}'s."
     command = view.signed(f"run {verb}", run.id)
-    return Proposal(f"{label} {run.id}?", text, label, (command,), do, is_danger=verb in DANGEROUS)
+    return Confirmation(f"{label} {run.id}?", text, label, (command,), do, is_danger=verb in DANGEROUS)
 
 
 def _command(view: PageView, verb: str, fields: Fields) -> str:

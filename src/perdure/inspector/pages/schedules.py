@@ -7,7 +7,7 @@ from typing import Any
 
 from perdure import Schedule, UsageError
 from perdure.inspector import values
-from perdure.inspector.actions import Fields, Proposal, count
+from perdure.inspector.actions import Confirmation, Fields, count
 from perdure.inspector.pages.runs import time_in
 from perdure.inspector.view import PageView
 
@@ -31,7 +31,7 @@ def _row(one: Schedule) -> dict[str, Any]:
     return values.pick(one, _SHOWN) | {"when": when or ""}
 
 
-async def change_schedule(view: PageView, fields: Fields) -> Proposal:
+async def change_schedule(view: PageView, fields: Fields) -> Confirmation:
     """Pause or resume a schedule, or start a run of it now."""
     verb = fields.one_of("verb", _VERBS, "schedule")
     (label, text), one = _VERBS[verb], await view.store.aget_schedule(fields["schedule"])
@@ -42,10 +42,10 @@ async def change_schedule(view: PageView, fields: Fields) -> Proposal:
         await getattr(one, f"a{verb}")(who=view.who)
         return f"{one.name} is paused." if verb == "pause" else f"{one.name} continues."
 
-    return Proposal(f"{label}: {one.name}?", text, label, (view.signed(f"schedule {verb}", one.name),), do)
+    return Confirmation(f"{label}: {one.name}?", text, label, (view.signed(f"schedule {verb}", one.name),), do)
 
 
-async def backfill(view: PageView, fields: Fields) -> Proposal:
+async def backfill(view: PageView, fields: Fields) -> Confirmation:
     """Start the runs of instants that passed."""
     if not fields.get("since"):
         raise UsageError("say since when: 3d, or a date such as 2026-11-18")
@@ -59,7 +59,7 @@ async def backfill(view: PageView, fields: Fields) -> Proposal:
     spoken = f"{values.exact(since)} until {values.exact(until)}"
     text = f"Each instant from {spoken} that has no run gets one. They neither skip nor cancel others."
     command = view.signed("schedule backfill", one.name, since.isoformat(), until.isoformat())
-    return Proposal(f"Backfill {one.name}?", text, "Backfill", (command,), do)
+    return Confirmation(f"Backfill {one.name}?", text, "Backfill", (command,), do)
 
 
 ACTIONS = (change_schedule, backfill)

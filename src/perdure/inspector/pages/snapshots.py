@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 from perdure import PerdureError, UsageError
-from perdure.inspector.actions import Fields, Proposal, count
+from perdure.inspector.actions import Confirmation, Fields, count
 from perdure.inspector.values import pick
 from perdure.inspector.view import PageView
 from perdure.snapshots import RestoreChange, Snapshot, SnapshotChange
@@ -101,7 +101,7 @@ async def _detail(view: PageView, change: SnapshotChange | RestoreChange) -> dic
 # --- actions
 
 
-async def take_snapshot(view: PageView, fields: Fields) -> Proposal:
+async def take_snapshot(view: PageView, fields: Fields) -> Confirmation:
     """Take a snapshot."""
     name, note = fields.get("name"), fields.get("note") or None
 
@@ -111,10 +111,10 @@ async def take_snapshot(view: PageView, fields: Fields) -> Proposal:
 
     text = "It takes milliseconds. From then on the first change of a row keeps the old one, until you release it."
     command = view.signed("snapshot take", *([name] if name else []), note=note)
-    return Proposal(f"Take snapshot {name}?" if name else "Take a snapshot?", text, "Take", (command,), do)
+    return Confirmation(f"Take snapshot {name}?" if name else "Take a snapshot?", text, "Take", (command,), do)
 
 
-async def release_snapshot(view: PageView, fields: Fields) -> Proposal:
+async def release_snapshot(view: PageView, fields: Fields) -> Confirmation:
     """Release a snapshot."""
     one = await view.store.aget_snapshot(fields["snapshot"])
 
@@ -124,10 +124,10 @@ async def release_snapshot(view: PageView, fields: Fields) -> Proposal:
 
     text = f"The old data that only this snapshot shows is removed: {await one.aheld_bytes():,} bytes."
     command = view.signed("snapshot release", one.name, yes=True)
-    return Proposal(f"Release snapshot {one.name}?", text, "Release", (command,), do, is_danger=True)
+    return Confirmation(f"Release snapshot {one.name}?", text, "Release", (command,), do, is_danger=True)
 
 
-async def restore_snapshot(view: PageView, fields: Fields) -> Proposal:
+async def restore_snapshot(view: PageView, fields: Fields) -> Confirmation:
     """Restore a snapshot, after saying what that would change."""
     one = await view.store.aget_snapshot(fields["snapshot"])
     actions: Counter[str] = Counter(change.action for change in await _plan(view, one))
@@ -143,7 +143,7 @@ async def restore_snapshot(view: PageView, fields: Fields) -> Proposal:
     text = f"This will {will} (threads, items, deployments, schedules). Runs stay as they are. "
     text += "A snapshot is taken first: restoring that one undoes it."
     command = view.signed("snapshot restore", one.name)
-    return Proposal(f"Restore snapshot {one.name}?", text, "Restore", (command,), do, is_danger=True)
+    return Confirmation(f"Restore snapshot {one.name}?", text, "Restore", (command,), do, is_danger=True)
 
 
 ACTIONS = (take_snapshot, release_snapshot, restore_snapshot)

@@ -8,7 +8,7 @@ from typing import Any
 from markupsafe import Markup
 
 from perdure.errors import NotFound
-from perdure.inspector.actions import Fields, Proposal, value_in
+from perdure.inspector.actions import Confirmation, Fields, value_in
 from perdure.inspector.values import pick
 from perdure.inspector.view import PageView
 from perdure.teams import DeadLetter, MemberInfo
@@ -62,7 +62,7 @@ async def _letter(view: PageView, fields: Fields) -> DeadLetter:
     raise NotFound(f"{fields['key']!r} is no dead letter of {fields['member']!r} any more")
 
 
-async def resend_letter(view: PageView, fields: Fields) -> Proposal:
+async def resend_letter(view: PageView, fields: Fields) -> Confirmation:
     """Send a dead letter once more, as it was or with another content."""
     letter, text = await _letter(view, fields), fields.get("message")
 
@@ -72,10 +72,10 @@ async def resend_letter(view: PageView, fields: Fields) -> Proposal:
 
     said = f"It goes to the end of the box of {letter.member}. Its effects get new keys: those of before were undone."
     command = view.command("team dead", fields["team"], resend=letter.key, message=text or None)
-    return Proposal(f"Send {letter.key[:12]} again?", said, "Send again", (command,), do)
+    return Confirmation(f"Send {letter.key[:12]} again?", said, "Send again", (command,), do)
 
 
-async def drop_letter(view: PageView, fields: Fields) -> Proposal:
+async def drop_letter(view: PageView, fields: Fields) -> Confirmation:
     """Give a dead letter up."""
     letter = await _letter(view, fields)
 
@@ -85,10 +85,10 @@ async def drop_letter(view: PageView, fields: Fields) -> Proposal:
 
     command = view.command("team dead", fields["team"], drop=letter.key)
     text = f"{letter.member} never handles it."
-    return Proposal(f"Give {letter.key[:12]} up?", text, "Give up", (command,), do, is_danger=True)
+    return Confirmation(f"Give {letter.key[:12]} up?", text, "Give up", (command,), do, is_danger=True)
 
 
-async def send_member(view: PageView, fields: Fields) -> Proposal:
+async def send_member(view: PageView, fields: Fields) -> Confirmation:
     """Send a message to a member."""
     team, member, text = fields["team"], fields["member"], fields["message"]
 
@@ -97,7 +97,7 @@ async def send_member(view: PageView, fields: Fields) -> Proposal:
         return f"Sent to {team}/{member}."
 
     command = view.signed("team send", team, member, text)
-    return Proposal(f"Send a message to {member}?", f"{text}: {member} gets it once.", "Send", (command,), do)
+    return Confirmation(f"Send a message to {member}?", f"{text}: {member} gets it once.", "Send", (command,), do)
 
 
 ACTIONS = (resend_letter, drop_letter, send_member)

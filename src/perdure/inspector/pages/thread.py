@@ -14,7 +14,7 @@ import perdure
 from perdure import Checkpoint, Thread, views
 from perdure.errors import Damaged, NotFound, UsageError
 from perdure.inspector import values
-from perdure.inspector.actions import Fields, Proposal, value_in
+from perdure.inspector.actions import Confirmation, Fields, value_in
 from perdure.inspector.values import pick
 from perdure.inspector.view import PageView
 from perdure.views import to_json
@@ -269,7 +269,7 @@ def shown_path(path: list[Any]) -> str:
 # --- actions
 
 
-async def fork_thread(view: PageView, fields: Fields) -> Proposal:
+async def fork_thread(view: PageView, fields: Fields) -> Confirmation:
     """Fork a thread at a checkpoint."""
     thread, at, name = fields["thread"], fields["checkpoint"], fields["name"]
 
@@ -279,10 +279,10 @@ async def fork_thread(view: PageView, fields: Fields) -> Proposal:
 
     text = f"A thread of its own continues from checkpoint {at}. Nothing is copied, and {thread} stays as it is."
     command = view.signed("thread fork", thread, at, name=name)
-    return Proposal(f"Fork {thread} as {name}?", text, "Fork", (command,), do)
+    return Confirmation(f"Fork {thread} as {name}?", text, "Fork", (command,), do)
 
 
-async def rollback_thread(view: PageView, fields: Fields) -> Proposal:
+async def rollback_thread(view: PageView, fields: Fields) -> Confirmation:
     """Roll a thread back to a checkpoint."""
     thread, at, note = fields["thread"], fields["checkpoint"], fields.get("note") or None
 
@@ -292,10 +292,10 @@ async def rollback_thread(view: PageView, fields: Fields) -> Proposal:
 
     text = "A new head that equals this checkpoint is saved. What came after it stays in the history."
     command = view.signed("thread rollback", thread, at, note=note)
-    return Proposal(f"Roll {thread} back to {at}?", text, "Roll back", (command,), do)
+    return Confirmation(f"Roll {thread} back to {at}?", text, "Roll back", (command,), do)
 
 
-async def pin_thread(view: PageView, fields: Fields) -> Proposal:
+async def pin_thread(view: PageView, fields: Fields) -> Confirmation:
     """Pin a checkpoint."""
     thread, at, name = fields["thread"], fields["checkpoint"], fields["name"]
 
@@ -304,10 +304,10 @@ async def pin_thread(view: PageView, fields: Fields) -> Proposal:
         return f"Pinned {at} as {name}."
 
     text = f"No retention rule removes checkpoint {at}, and the thread does not expire, until it is unpinned."
-    return Proposal(f"Pin {at} as {name}?", text, "Pin", (view.signed("thread pin", thread, at, name=name),), do)
+    return Confirmation(f"Pin {at} as {name}?", text, "Pin", (view.signed("thread pin", thread, at, name=name),), do)
 
 
-async def unpin_thread(view: PageView, fields: Fields) -> Proposal:
+async def unpin_thread(view: PageView, fields: Fields) -> Confirmation:
     """Remove a pin."""
     thread, name = fields["thread"], fields["name"]
 
@@ -317,10 +317,10 @@ async def unpin_thread(view: PageView, fields: Fields) -> Proposal:
 
     text = "Retention rules apply to its checkpoint again. Nothing is removed now."
     command = view.signed("thread unpin", thread, name=name)
-    return Proposal(f"Remove the pin {name}?", text, "Unpin", (command,), do, is_danger=True)
+    return Confirmation(f"Remove the pin {name}?", text, "Unpin", (command,), do, is_danger=True)
 
 
-async def edit_thread(view: PageView, fields: Fields) -> Proposal:
+async def edit_thread(view: PageView, fields: Fields) -> Confirmation:
     """Save a new checkpoint with one value changed, if the head is still the one that was seen."""
     thread, path, note, expect = fields["thread"], _path(fields["path"]), fields.get("note") or None, fields["expect"]
     try:
@@ -334,7 +334,7 @@ async def edit_thread(view: PageView, fields: Fields) -> Proposal:
 
     text = f"{shown_path(path)} becomes {values.brief(value, 300)}. A new checkpoint is saved; the old one stays."
     command = view.signed("thread edit", thread, to_json(path), to_json(value), note=note, expect=expect)
-    return Proposal(f"Edit {shown_path(path)} of {thread}?", text, "Save", (command,), do)
+    return Confirmation(f"Edit {shown_path(path)} of {thread}?", text, "Save", (command,), do)
 
 
 ACTIONS = (fork_thread, rollback_thread, pin_thread, unpin_thread, edit_thread)

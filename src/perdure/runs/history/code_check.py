@@ -22,6 +22,7 @@ from perdure.storage.program import Flow, drive, read, write
 from perdure.threads.context import Handle, StoreContext
 from perdure.values.safe_repr import shown
 
+_LIBRARY = "perdure."  # begins the function of runs that no code of users has, such as that of a team
 _PAGE = 100
 
 
@@ -43,7 +44,10 @@ class CodeFinding:
 
 
 def check_code(store: Handle, functions: Iterable[Any]) -> list[CodeFinding]:
-    """Replay every open run with the durable functions among `functions`, and return a finding for each."""
+    """Replay every open run with the durable functions among `functions`, and return a finding for each.
+
+    Teams and their members are left out: a member has no journal between two messages.
+    """
     known = [getattr(fn, "perdure_durable", None) for fn in functions]
     specs = {spec.name: spec for spec in known if isinstance(spec, DurableSpec)}
     if not specs:
@@ -52,7 +56,8 @@ def check_code(store: Handle, functions: Iterable[Any]) -> list[CodeFinding]:
         )
     ctx = store._context
     tenant, rows = drive(ctx.driver, _open_runs(ctx))
-    return [_finding(ctx, tenant, row, specs.get(row.function)) for row in rows]
+    calls = [row for row in rows if row.turn is None and not row.function.startswith(_LIBRARY)]
+    return [_finding(ctx, tenant, row, specs.get(row.function)) for row in calls]
 
 
 def move_runs(store: Handle, fn: Callable[..., Any]) -> list[CodeFinding]:

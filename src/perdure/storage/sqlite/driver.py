@@ -194,7 +194,10 @@ class SqliteDriver:
         if os.getpid() != self._pid:
             raise self._forked()
         audit(WRITE_EVENT, self)
-        return bool(self._settled(partial(self._append, statements, counts)))
+        try:
+            return self._append(statements, counts)
+        except PreparedHere:
+            return bool(self._settled(partial(self._append, statements, counts)))
 
     def _append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
         queue, writer = self._queue, self._writer
