@@ -296,3 +296,40 @@ def test_a_team_says_what_is_wrong_with_its_names(store: perdure.Store) -> None:
             call()
     with pytest.raises(NotFound, match="no member 'nobody'"):
         team.rewind("nobody", turn=0)
+
+
+def test_a_turn_after_a_full_box_begins_with_a_journal_of_its_own(store: perdure.Store) -> None:
+    """Values that a turn recorded without a commit of their own must not become those of the next one."""
+    team = store.team("full")
+
+    @team.agent(capacity=1)
+    def slow(state: Any, message: Any) -> None:
+        perdure.ask("hold?")
+
+    @team.agent(state={"drawn": []})
+    def source(state: Any, message: Any) -> None:
+        state["drawn"].append(perdure.random())
+        perdure.send("slow", message)
+
+    team.send(slow, "first")
+    team.work(until_idle=True)
+    for number in range(3):
+        team.send(source, number)
+    for _ in range(4):
+        due_now(store)
+        team.work(until_idle=True)
+    assert len(set(state_of(team, "source")["drawn"])) == 3
+
+
+def test_a_team_and_its_members_are_not_cancelled(store: perdure.Store) -> None:
+    team = store.team("kept")
+
+    @team.agent
+    def writer(state: Any, message: Any) -> None: ...
+
+    team.send(writer, "hello")
+    for name in ("kept", "kept/writer"):
+        with pytest.raises(perdure.UsageError, match="removes a member"):
+            store.get_run(name).cancel()
+    assert set(store.bulk("cancel", id_prefix="kept").refused) == {"kept", "kept/writer"}
+    assert team.members()[0].waiting == 1

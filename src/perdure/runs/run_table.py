@@ -19,6 +19,7 @@ from perdure.threads.models import moment
 
 SettledBy = Literal["", "answer", "resolve"]
 TASK: Final = "task:"  # prefix of the function of a run that belongs to a thread (journal/thread_runs.py)
+TEAM: Final = "perdure.team"  # the function of the run that stands for a team: no process has such a function
 NO_TASK: Final = f"substr(function, 1, {len(TASK)}) <> '{TASK}'"
 ENDED_STATUSES: Final = ("done", "failed", "cancelled", "undone")
 OPEN_STATUSES: Final = ("queued", "running", "waiting", "paused", "stuck")

@@ -20,7 +20,7 @@ from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal import rows
 from perdure.runs.journal.entries import compress
 from perdure.runs.journal.rows import FINISHED, NEVER, NewRun
-from perdure.runs.run_table import RunRow, Waiting
+from perdure.runs.run_table import TEAM, RunRow, Waiting
 from perdure.storage.per_driver import PerDriver
 from perdure.storage.program import Batch, Driver, Flow, Program, Rows, Sql, fetch, read, write
 from perdure.threads.checks import check_name
@@ -29,7 +29,6 @@ from perdure.threads.models import moment
 from perdure.threads.saves import Save
 from perdure.values.codec import encode
 
-FUNCTION = "perdure.team"  # of the run that stands for a team: no process has such a function
 ELSEWHERE = "perdure.elsewhere"  # of a member's run in a store where it does not live; its version says where it does
 _MEMBERS = Sql(
     f"""SELECT {", ".join(f"r.{column}" for column in RunRow._fields)},
@@ -41,7 +40,7 @@ _MEMBERS = Sql(
 _TEAMS = Sql(
     f"""SELECT r.id, r.created_at, r.run,
         (SELECT count(*) FROM run m WHERE m.tenant = r.tenant AND m.root = r.run AND m.turn IS NOT NULL)
-    FROM run r WHERE r.tenant = :tenant AND r.function = '{FUNCTION}' ORDER BY r.created_at, r.run"""
+    FROM run r WHERE r.tenant = :tenant AND r.function = '{TEAM}' ORDER BY r.created_at, r.run"""
 )
 _MAIL = Sql(
     """SELECT m.state, count(*) FROM run r JOIN mail m ON m.tenant = r.tenant AND m.run = r.run
@@ -139,7 +138,7 @@ def find_team(ctx: StoreContext, team: str) -> Flow[tuple[int, RunRow]]:
     """Return the tenant's number and the run that stands for a team. Raises NotFound."""
     tenant = yield from ctx.tenant()
     row = None if tenant is None else (yield from read(partial(rows.find, tenant, team)))
-    if tenant is None or row is None or row.function != FUNCTION:
+    if tenant is None or row is None or row.function != TEAM:
         raise NotFound(f"there is no team {team!r} in this store for this tenant; `perdure teams` lists them")
     return tenant, row
 
@@ -149,9 +148,9 @@ def ensure_team(ctx: StoreContext, team: str) -> Flow[tuple[int, RunRow]]:
     tenant = yield from ctx.ensure_tenant()
     row = yield from read(partial(rows.find, tenant, team))
     if row is None:
-        new = NewRun(team, FUNCTION, "", compress(b"{}"), b"", ctx.entropy(16), wake_at=NEVER, status="waiting")
+        new = NewRun(team, TEAM, "", compress(b"{}"), b"", ctx.entropy(16), wake_at=NEVER, status="waiting")
         row, _ = yield from write(partial(rows.create, tenant, new, now=ctx.clock_us()))
-    if row.function != FUNCTION:
+    if row.function != TEAM:
         raise UsageError(f"{team!r} is the id of a run of {row.function}: give the team another name")
     return tenant, row
 

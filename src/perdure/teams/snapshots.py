@@ -7,12 +7,12 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from perdure.runs.journal.entries import decompress
+from perdure.runs.run_table import TEAM
 from perdure.runs.tables import MAIL_VALUE
 from perdure.snapshots.diff import read_at
 from perdure.snapshots.handle import Snapshot
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, either
 from perdure.storage.twins import awaited, blocking
-from perdure.teams.members import FUNCTION
 from perdure.threads.context import Handle
 from perdure.threads.models import moment
 from perdure.values.codec import decode
@@ -24,7 +24,7 @@ _IN_FLIGHT = Sql(
     f"""SELECT m.value, m.run, m.key, r.id, m.sender, m.sent_turn, m.topic, m.at FROM mail m
     JOIN run r ON r.tenant = m.tenant AND r.run = m.run
     WHERE r.tenant = :tenant AND m.state = 0
-        AND r.root = (SELECT t.run FROM run t WHERE t.tenant = :tenant AND t.id = :team AND t.function = '{FUNCTION}')
+        AND r.root = (SELECT t.run FROM run t WHERE t.tenant = :tenant AND t.id = :team AND t.function = '{TEAM}')
     ORDER BY m.run, m.seq""",
     opens={0: MAIL_VALUE.at(1, 2)},
 )

@@ -114,6 +114,8 @@ class _BulkWork:
         alone = rows
         if self._action in ("cancel", "pause", "resume"):
             with_children = (yield from self._with_children(rows)) if self._action == "cancel" else set()
+            if self._action == "cancel":  # members of teams are refused there
+                with_children |= {row.run for row in rows if row.turn is not None}
             together = sorted(row for row in rows if row.run not in with_children)
             alone = [row for row in rows if row.run in with_children]
             answers = (yield from write(partial(self._together, together))) if together else []

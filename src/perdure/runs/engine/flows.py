@@ -25,7 +25,7 @@ from perdure.runs.journal.families import family
 from perdure.runs.journal.journal import paths_in, read_journal
 from perdure.runs.journal.keyed import check_same_work
 from perdure.runs.journal.rows import FINISHED, TASK, NewRun
-from perdure.runs.run_table import RunInfo, RunRow
+from perdure.runs.run_table import TEAM, RunInfo, RunRow
 from perdure.storage.program import Flow, read, write
 from perdure.threads.checks import check_name, check_priority, check_text
 from perdure.threads.context import StoreContext
@@ -215,19 +215,19 @@ def check_no_task(row: RunRow) -> None:
 
 
 def check_no_member(row: RunRow, action: str) -> None:
-    """Raise UsageError for what a member of a team cannot do alone."""
-    if row.turn is not None:
+    """Raise UsageError for what a team, or a member of one, cannot do as a run."""
+    if row.turn is not None or row.function == TEAM:
         raise UsageError(
-            f"run {row.id!r} is a member of a team, and its journal has one message: it cannot be {action}. "
-            "`perdure team` takes teams back"
+            f"run {row.id!r} is a member of a team, or stands for one: it cannot be {action}. "
+            "`perdure team` takes teams back, and `team.leave()` removes a member"
         )
 
 
 def request(ctx: StoreContext, run_id: str, wish: str) -> Flow[str]:
     tenant, row = yield from locate(ctx, run_id)
     check_no_task(row)
-    if wish == "undo":
-        check_no_member(row, "undone")
+    if wish in ("undo", "cancel", "end"):
+        check_no_member(row, "undone" if wish == "undo" else "cancelled, or its messages would wait for ever")
     has_ended = row.status in ("failed", "cancelled")
     if wish == "undo" and has_ended and (yield from has_undone(tenant, row, ctx.codec)):
         return row.status  # nothing is left to undo

@@ -159,6 +159,7 @@ def _after(execution: Execution, ended: EndedTurn, since: int, text: bytes, coun
     execution.kept = KeptTurn(row, ended.next, turn.cursor, text, count)
     if ended.is_full:
         execution.index.load((), rows.JournalSum(0, 0, since))
+        execution.journal.pending.clear()  # of the turn that has ended: the next one would take it for its own
         later = execution.shared_clock_us() + _FULL_PAUSE_US
         return (yield from give_back(execution, "queued", later, Waiting("worker", "room in a full box")))
     return "running"
