@@ -79,15 +79,15 @@ $(VENV)/.chromium: | $(VENV)/.test
 demo: $(VENV)/.base
 	@$(BIN)/python examples/demo.py
 
-# Most tests wait for processes and databases: four at a time on two cores. What needs the machine for itself comes first
-# and alone. Then each core collects half of the tests: that compiles them, which four processes would each do.
+# Most tests wait for processes and databases: three at a time on two cores. What needs the machine for itself comes first
+# and alone. Then each core collects half of the tests: that compiles them, which three processes would each do.
 test:
 	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.test $(VENV)/.speed $(VENV)/.postgres15 $(VENV)/.pgbouncer $(VENV)/.chromium $(VENV)/.cosmos
 	@$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -m alone $$(grep -rl --include='test_*.py' mark.alone tests)
 	@$(BIN)/python -m pytest --collect-only tests/[a-m]* > /dev/null & \
 	$(BIN)/python -m pytest --collect-only tests/[n-z]* > /dev/null; wait
-	$(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal
+	$(BIN)/python -m pytest -m 'not alone' -n 3 --dist worksteal
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -152,7 +152,7 @@ def test_a_turn_that_fails_at_any_statement_happened_not_at_all(struck: tuple[pe
         striker.at, striker.points = at, []
         team.work(until_idle=True, concurrency=1)
         points, striker.at = striker.points, 0
-        if at:
+        if 0 < at <= len(points):  # how many statements there are depends on who wakes first
             [stuck] = [one for one in team.members() if one.status == "stuck"]
             turns = sum(one.turn for one in team.members())
             assert mail_states(store)[1] == turns  # a message is taken with its turn, or not
