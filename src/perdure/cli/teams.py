@@ -156,8 +156,8 @@ def _letter(letter: DeadLetter) -> dict[str, Any]:
 def snapshot(cli: Invocation, store: Store, team: str, name: str | None, note: str | None, who: str) -> None:
     """Cut through a team while it works, and list the messages that were in flight.
 
-    It is a snapshot of the whole store, which takes milliseconds and stops nobody: `perdure snapshot` has more commands
-    for it.
+    It is a snapshot of the whole store, which takes milliseconds and stops no agent: `perdure snapshot` has more
+    commands for it.
     """
     handle: Team = store.team(team)
     handle.members()  # raises NotFound before a snapshot is taken

@@ -159,7 +159,7 @@ class CosmosLine:
         return tail.expires_at >= at + self._context.ttl_s * 1e6
 
     def end(self, tail: Tail) -> bool:
-        """Create an item without a checkpoint after the tail, so that nobody builds on what is before it."""
+        """Create an item without a checkpoint after the tail, so that no writer builds on what is before it."""
         self._context.tails.drop(self._key)
         return self._container.create(self._item(tail.number + 1, tail.number + 1) | {"ttl": _END_TTL_S})
 

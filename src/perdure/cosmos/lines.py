@@ -107,7 +107,7 @@ class CosmosLines:
     def _drop(self, thread: str, namespace: str, is_doomed: Callable[[str], bool]) -> None:
         """Save the checkpoints to keep anew, as a chain of their own, then delete all items before it.
 
-        That chain begins with the number after the end. So nobody can build on an item that is to be deleted.
+        That chain begins with the number after the end. So no writer can build on an item that is to be deleted.
         """
         line = self.line(thread, namespace)
         while True:

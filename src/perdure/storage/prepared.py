@@ -2,7 +2,7 @@
 
 A store that takes part is *prepared*: it can commit, and waits for the decision, which is a row of another store. Who
 inserts that row first decides, so a slow coordinator and an impatient waiter never disagree. PostgreSQL keeps the
-prepared transaction itself. SQLite keeps the statements, and lets nobody else write until they are run or dropped: so
+prepared transaction itself. SQLite keeps the statements, and lets no other writer in until they are run or dropped: so
 they do at the commit what they did at first, and rows get the epoch of the commit.
 
 A stored statement is the digest of one that this code has, and its values. No text from the table is ever executed. No
@@ -220,7 +220,7 @@ def decide(driver: Driver, gid: str) -> str:
 
 
 def finish(driver: Driver, gid: str, outcome: str) -> None:
-    """Commit or abort a prepared transaction of this store, if nobody has done it yet."""
+    """Commit or abort a prepared transaction of this store, unless it is done."""
     base = driver.capabilities.base
     if base.dialect == "sqlite":
         run(base, lambda: _redo(gid, outcome))
@@ -258,7 +258,7 @@ def drop_all(driver: Driver) -> int:
 
 
 def settle_quietly(driver: Driver) -> None:
-    """End what can be ended now, as `settle_all` does. Whoever needs the rows or the lock meets the others."""
+    """End what can be ended now, as `settle_all` does. A caller that needs the rows or the lock meets the others."""
     with suppress(PerdureError):
         settle_all(driver)
 

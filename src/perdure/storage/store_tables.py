@@ -107,7 +107,7 @@ SIZE_SAMPLE = Table(
 )
 _SEVERAL = (RowPolicy("several", "(SELECT serves_several_tenants())"),)
 # Transactions over several stores that are prepared here, and wait for the decision of another store (`prepared.py`).
-# While SQLite has one, nobody else writes. A copy of the store takes no part in them.
+# While SQLite has one, no other transaction writes. A copy of the store takes no part in them.
 PREPARED = Table(
     "prepared",
     (

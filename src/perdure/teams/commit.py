@@ -4,8 +4,9 @@
     2  decide    that one store, the decider, commits its own part together with a row: the decision
     3  finish    the others do what they have recorded
 
-A process that dies before 2 has changed nothing; after 2, whoever works on a prepared store finishes it. A PostgreSQL
-store decides if there is one: whoever settles must reach the decider, and SQLite prepares without settings of a server.
+A process that dies before 2 has changed nothing; after 2, the next process that works on a prepared store finishes it.
+A PostgreSQL store decides if there is one: a process that settles must reach the decider, and SQLite prepares without
+settings of a server.
 """
 
 from __future__ import annotations

@@ -243,7 +243,7 @@ def contradiction(cut: Mapping[str, Saved]) -> str:
 def may_leave(name: str, cut: Mapping[str, Saved], since_revision: int) -> bool:
     """Return whether a leaving store may go: its channels are empty in a complete cut, and all knew that it leaves.
 
-    Nobody sends to a store that leaves. So a channel that was empty then stays empty.
+    No store sends to one that leaves. So a channel that was empty then stays empty.
     """
     all_knew = all(saved.revision >= since_revision for saved in cut.values())
     return all_knew and not any(name in channel for channel in in_flight(cut))

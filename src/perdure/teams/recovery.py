@@ -49,7 +49,7 @@ class RecoveryLine(NamedTuple):
 
     turns: dict[str, int]
     falls: list[Fall]  # in the order in which the members were drawn in
-    waves: int  # 0: nobody else falls; above 1: who was drawn back drew others back
+    waves: int  # 0: no other member falls; above 1: who was drawn back drew others back
 
     def returned(self, messages: Iterable[SentMessage]) -> list[SentMessage]:
         """Return the messages that go back to their mailboxes: their sends stay, the turns that took them do not."""

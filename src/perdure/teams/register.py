@@ -1,6 +1,6 @@
 """Agreement on era, cut and members: one value that is changed by compare-and-set.
 
-`RowRegister` is a row of one store: if that store is away, no cut starts and nobody joins; messages still flow.
+`RowRegister` is a row of one store: if that store is away, no cut starts and no store joins; messages still flow.
 `NatsRegister` is a key of NATS JetStream, which copies it to three servers by Raft: the loss of one costs seconds.
 """
 
@@ -46,7 +46,7 @@ class Register(Protocol):
 
 
 def change(register: Register, alter: Callable[[TeamView], TeamView]) -> Flow[TeamView]:
-    """Change the view, again and again until nobody else was faster. Return the new one."""
+    """Change the view, again and again until no other writer was faster. Return the new one."""
     while True:
         old = yield from register.read()
         new = alter(old)

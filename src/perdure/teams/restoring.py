@@ -76,7 +76,7 @@ _RETURN = Sql(
     """UPDATE mail SET state = 0, taken_turn = NULL, record = NULL
     WHERE tenant = :tenant AND run = :run AND taken_turn > :turn AND state <> 3"""
 )
-# Answers to calls of undone turns wait for nobody.
+# Answers to calls of undone turns have no receiver.
 _FORGET_ANSWERS = Sql("UPDATE mail SET state = 3 WHERE tenant = :tenant AND run = :run AND topic <> '' AND state = 0")
 _RECORD = Sql(
     """SELECT record FROM mail WHERE tenant = :tenant AND run = :run AND taken_turn <= :turn AND record IS NOT NULL
@@ -400,7 +400,7 @@ def _rewind(
     now: int,
     keys: rewind.KeyChoice,
 ) -> Program[_Line]:
-    """Lock all members, compute the line again, and take back whoever is beyond it."""
+    """Lock all members, compute the line again, and take back the members beyond it."""
     rows = yield from member_rows(tenant, root)
     yield Batch(_LOCK(tenant=tenant, runs=orjson.dumps([row.run for row in rows]).decode()))
     plan = yield from _plan(tenant, root, team, member, turn)

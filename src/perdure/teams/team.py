@@ -267,7 +267,7 @@ class Team(Handle):
         dry_run: bool = False,
         who: str | None = None,
     ) -> Flow[TeamRewind]:
-        """Take a member back to the state after one of its turns, and whoever must fall with it, in one transaction.
+        """Take a member back to one of its turns, with the members that must fall with it, in one transaction.
 
         A member falls if it took a message that is now unsent: `falls` of the result says who, how far and why.
         Messages that the undone turns took wait again. It is refused if effects ran in undone turns; `keys` as in

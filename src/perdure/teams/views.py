@@ -35,7 +35,7 @@ class TeamView(msgspec.Struct, frozen=True):
     era: int = 0
     cut: int = 0
     members: tuple[str, ...] = ()
-    leaving: dict[str, int] = {}  # store to the revision since which it leaves: nobody sends to it
+    leaving: dict[str, int] = {}  # store to the revision since which it leaves: no store sends to it
     restored: RestoredCut | None = None
     started: dict[int, Started] = {}
     revision: int = 0
@@ -52,7 +52,7 @@ class TeamView(msgspec.Struct, frozen=True):
         return self if name in self.members else self._changed(members=tuple(sorted({*self.members, name})))
 
     def drain(self, name: str) -> TeamView:
-        """Let a store leave: from now on nobody sends to it."""
+        """Let a store leave: from now on no store sends to it."""
         if name not in self.members:
             raise UsageError(f"store {name} is not a member of this team")
         return self if name in self.leaving else self._changed(leaving={**self.leaving, name: self.revision + 1})

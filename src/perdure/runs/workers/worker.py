@@ -403,7 +403,7 @@ class Worker:
             _log.warning("maintenance was not finished: %s", said(error), extra=fields)
 
     def _warn_of_queues(self) -> None:
-        """Warn of queues that nobody knows: a misspelt name would be served in silence."""
+        """Warn of queues that are neither declared nor used: a misspelt name would be served in silence."""
         names = [name for name in self.queues if name != _DEFAULT_QUEUE]
         for name in self._read(partial(without_trace, names, self._tenant)) if names else ():
             _log.warning(
