@@ -7,14 +7,8 @@ until the next change of the register is known; beside it, a change with all ser
 
 from __future__ import annotations
 
-import asyncio
 import random
-import shutil
-import socket
-import subprocess
-import sys
 import time
-from pathlib import Path
 from statistics import median
 
 import perdure
@@ -23,6 +17,7 @@ from perdure.storage.program import drive
 from perdure.teams.recovery import SentMessage, recovery_line
 from perdure.teams.register import NatsRegister, change
 from perdure.teams.views import TeamView
+from perdure.testing.nats_cluster import NatsCluster
 
 LINE_BAR_MS = 200
 LEADER_BAR_S = 10
@@ -62,54 +57,19 @@ def _recovery(run: Run) -> Row:
 def _leader(run: Run) -> Row:
     with perdure.open(":memory:") as store:
         driver = store._context.driver
-        servers, urls = _cluster(run.folder)
-        try:
-            register = NatsRegister(urls, "bench", timeout_s=60)
+        with NatsCluster(run.folder) as cluster:
+            register = NatsRegister(cluster.urls, "bench", timeout_s=60)
             drive(driver, change(register, lambda view: view.join("a").join("b")))
             calm = []
             for _ in range(run.count(50, 3)):
                 start = time.perf_counter()
                 drive(driver, change(register, TeamView.start))
                 calm.append(time.perf_counter() - start)
-            leader = servers[_leader_of(register)]
+            leader = cluster.leader(register)
             start = time.perf_counter()
-            leader.kill()
-            leader.wait()
+            cluster.kill(leader)
             drive(driver, change(register, TeamView.start))
             lost = time.perf_counter() - start
             register.close()
-        finally:
-            for server in servers.values():
-                server.kill()
-                server.wait()
     return Row("agreement: loss of the leader", lost, "s", floor=median(calm), bar=LEADER_BAR_S, judged="ours",
                note="three NATS servers; floor: a change with all of them")  # fmt: skip
-
-
-def _cluster(folder: Path) -> tuple[dict[str, subprocess.Popen[bytes]], list[str]]:
-    program = shutil.which("nats-server", path=str(Path(sys.executable).parent)) or "nats-server"
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(6)]
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    routes = [f"nats://127.0.0.1:{port}" for port in ports[3:]]
-    servers = {
-        f"n{number}": subprocess.Popen(
-            [program, "-a", "127.0.0.1", "-p", str(ports[number]), "-n", f"n{number}", "-js",
-             "-sd", str(folder / f"n{number}"), "--cluster_name", "bench", "--cluster", routes[number],
-             "--routes", ",".join(routes)],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )
-        for number in range(3)
-    }  # fmt: skip
-    return servers, [f"nats://127.0.0.1:{port}" for port in ports[:3]]
-
-
-def _leader_of(register: NatsRegister) -> str:
-    async def ask() -> str:
-        assert register._client is not None
-        info = await register._client.jetstream().stream_info("KV_perdure")
-        assert info.cluster is not None
-        return str(info.cluster.leader)
-
-    return asyncio.run_coroutine_threadsafe(ask(), register._loop).result()

@@ -19,6 +19,8 @@ import pytest
 from playwright.sync_api import Page, sync_playwright
 from tcp_proxy import TcpProxy, hang_up
 
+from perdure.testing.ports import free_port, free_ports
+
 EXAMPLE = Path(__file__).parents[2] / "examples" / "streaming"
 ANSWER = (
     "About Lisbon: " + ("Lisbon lies on seven hills above the Tagus, and its trams climb them slowly. " * 4).strip()
@@ -85,18 +87,13 @@ class Balancer(TcpProxy):
         hang_up(target)
 
 
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return str(free.getsockname()[1])
-
-
 def serving(port: str) -> tuple[str, ...]:
     return ("uvicorn", "app:app", "--port", port, "--log-level", "warning")
 
 
 def test_tokens_are_shown_once_though_a_worker_and_then_the_server_are_killed(page: Page, tmp_path: Path) -> None:
     store = tmp_path / "agent.db"
-    ports = [free_port(), free_port()]
+    ports = [str(port) for port in free_ports(2)]
     worker = ("perdure", "worker", "agent.py")
     connections: list[str] = []
     page.on("request", lambda request: connections.append(request.url) if "/events" in request.url else None)
@@ -133,7 +130,7 @@ def test_tokens_are_shown_once_though_a_worker_and_then_the_server_are_killed(pa
 
 
 def test_a_bad_cursor_and_an_unknown_run_are_refused_with_a_status(tmp_path: Path) -> None:
-    port = free_port()
+    port = str(free_port())
     url = f"http://127.0.0.1:{port}/chats"
     with process(*serving(port), store=tmp_path / "agent.db"):
         assert call(f"{url}/c-1?topic=Lisbon", "POST")[0] == 200

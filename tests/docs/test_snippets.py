@@ -6,7 +6,6 @@ How a page is read: tests/support/pages.py. docs/reference/cli.md has a test of 
 from __future__ import annotations
 
 import re
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +16,7 @@ from model_server import ModelServer
 from pages import ROOT, blocks
 
 from perdure.testing.cosmos_server import KEY, emulator
+from perdure.testing.ports import free_port
 
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])
 PAGES.remove(ROOT / "docs" / "reference" / "cli.md")
@@ -28,11 +28,6 @@ PORT = "8321"  # where the pages' airline listens; replaced by a free one
 CLIENT = re.compile(r"\b(OpenAI|Anthropic)\(")
 COSMOS = 'os.environ["COSMOS_KEY"]'  # of a client; an emulator does not know the address by which it is reached
 PAGE_S_MAX = 280
-
-
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return str(server.getsockname()[1])
 
 
 @pytest.fixture
@@ -62,7 +57,7 @@ def test_the_snippets_of_a_page_run_and_print_what_it_shows(
         superuser = url.partition("//")[2].partition("@")[0]
         who = {"app": superuser, "owner": superuser}
         text = POSTGRES.sub(lambda found: url.replace(f"//{superuser}@", f"//{who.get(found[1], found[1])}@"), text)
-    text = text.replace(PORT, free_port()) if PORT in text else text
+    text = text.replace(PORT, str(free_port())) if PORT in text else text
     if CLIENT.search(text):
         request.getfixturevalue("model")
     if COSMOS in text:

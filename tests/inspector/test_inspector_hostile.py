@@ -150,6 +150,7 @@ def _fill(store: perdure.Store) -> None:
         store.ops.deploy(text, text[:60], who=text)
         with suppress(perdure.UsageError):
             store.schedule(text, fails, "0 7 * * *", args=[text, 1], queue=text).pause(who=text)
+    _fill_team(store)
     store.thread("large").save({"text": "<b>" * 350_000})
     with pytest.raises(perdure.Unstorable):  # deeper than may be stored
         store.thread("deep").save({"deep": deep})
@@ -162,6 +163,25 @@ def _fill(store: perdure.Store) -> None:
     for text in TEXTS[:8]:
         store.thread(text).save({text: "<b>new</b>", "messages": text})
         store.memory(text, "<b>").put(text, {text: "<b>new</b>"})
+
+
+TEAM = f"team {TEXTS[4]}"  # without a slash
+
+
+def _fill_team(store: perdure.Store) -> None:
+    """A team whose members, messages, errors and dead letters are hostile texts."""
+    team = store.team(TEAM)
+
+    def fail(state: Any, message: Any) -> None:
+        perdure.send(names[0], message)
+        raise ValueError(message)
+
+    names = [text for text in TEXTS if "/" not in text][:8]
+    for name in names:
+        team.agent(fail, name=name, policy="dead_letter")
+        team.send(name, name, key=name)
+    team.work(until_idle=True)
+    team.snapshot("team cut")
 
 
 def _nested(levels: int) -> Any:
@@ -199,6 +219,7 @@ def _paths() -> list[str]:
     filled = [page.path for page in PAGES if "{" not in page.path]
     filled += [f"/{page}/{quoted(name)}" for page in ("runs", "threads") for name in names]
     filled += [f"/compare?a={quote(TEXTS[0], safe='')}&b={quote(TEXTS[4], safe='')}", "/snapshots?show=restore"]
+    filled += ["/teams", f"/teams/{quoted(TEAM)}", f"/teams/{quoted(TEAM)}?cut=team%20cut"]
     texts = TEXTS[:30:6] if SOAK else TEXTS[:1]
     filled += [f"/{page}?{name}={quote(text, safe='')}" for text in texts for page, name in _QUERIES]
     return [*filled, "/threads/large", "/threads/nested", "/threads/torn", "/runs/long question"]

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import psycopg
 
-from perdure.testing.postgres_server import free_port, unprivileged_user
+from perdure.testing.ports import free_port
+from perdure.testing.postgres_server import unprivileged_user
 
 _READY_S = 30.0
 

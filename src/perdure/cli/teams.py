@@ -94,6 +94,7 @@ def send(cli: Invocation, store: Store, team: str, member: str, value: str, key:
 @click.option("--resend", metavar="KEY", help="Send the letter with this key (its beginning is enough) once more.")
 @click.option("--message", metavar="VALUE", help="With --resend: send this instead of the old content.")
 @click.option("--drop", metavar="KEY", help="Give the letter with this key up.")
+@who_option
 @with_store
 def dead(
     cli: Invocation,
@@ -103,6 +104,7 @@ def dead(
     resend: str | None,
     message: str | None,
     drop: str | None,
+    who: str,
 ) -> None:
     """List the dead letters of a team: messages that failed for good, and why. Resend one, or give it up.
 
@@ -114,11 +116,11 @@ def dead(
     letters = store.team(team).dead(member)
     if resend is not None:
         letter = _with_key(letters, resend)
-        letter.resend(None if message is None else parse_value(message))
+        letter.resend(None if message is None else parse_value(message), who=who)
         return cli.result(f"sent again to {team}/{letter.member}", team=team, member=letter.member, key=letter.key)
     if drop is not None:
         letter = _with_key(letters, drop)
-        letter.drop()
+        letter.drop(who=who)
         return cli.result(f"gave up {letter.key}", team=team, member=letter.member, key=letter.key)
     return cli.listing(
         letters,

@@ -123,7 +123,7 @@ EMITTED = Table(
     volatile=True,
 )
 # Messages to runs, numbered for each receiver in the order they were sent.
-WAITING_MAIL, TAKEN, DEAD, WITHDRAWN = range(4)  # values of mail.state
+WAITING_MAIL, TAKEN, DEAD, WITHDRAWN, DROPPED = range(5)  # values of mail.state
 MAIL = Table(
     "mail",
     (
@@ -135,7 +135,7 @@ MAIL = Table(
         Column("sent_turn", "int", null=True),  # the sender's turn, if the sender is a member of a team
         Column("taken_turn", "int", null=True),  # the receiver's turn that took it
         Column("record", "int", null=True),  # the checkpoint of the receiver's state after that turn
-        Column("state", "int"),  # 0 waiting, 1 taken, 2 dead (a person decides), 3 withdrawn by a rewind
+        Column("state", "int"),  # 0 waiting, 1 taken, 2 dead (a person decides), 3 withdrawn by a rewind, 4 dropped
         # JSON: which call it makes or answers, why it is dead
         Column("header", "bytes", null=True, encrypted=("run", "key"), hashed=True),
         Column("value", "bytes", encrypted=("run", "key"), hashed=True),

@@ -15,7 +15,7 @@ from perdure.teams.recovery import recovery_line as recovery_line
 from perdure.teams.register import NatsRegister as NatsRegister
 from perdure.teams.restoring import PastEffect as PastEffect
 from perdure.teams.restoring import TeamRestore as TeamRestore
-from perdure.teams.restoring import TeamRewind as TeamRewind
+from perdure.teams.rewinding import TeamRewind as TeamRewind
 from perdure.teams.snapshots import MessageInFlight as MessageInFlight
 from perdure.teams.snapshots import TeamSnapshot as TeamSnapshot
 from perdure.teams.team import Team as Team

@@ -15,7 +15,7 @@ import orjson
 from perdure.errors import BatchRefused, Busy, NotFound, UsageError
 from perdure.runs.journal.entries import compress
 from perdure.runs.journal.mail import NOTIFY, Outgoing, put_statements
-from perdure.runs.journal.rows import BY_ID, NEVER, SET_ARGS, NewRun, insert
+from perdure.runs.journal.rows import BY_ID, FINISHED, NEVER, SET_ARGS, NewRun, insert
 from perdure.runs.run_table import RunRow
 from perdure.runs.tables import INPUT, MAIL_HEADER, MAIL_VALUE
 from perdure.storage.program import Batch, Program, Rows, Sql
@@ -290,6 +290,11 @@ def _deliver_letter(place: TeamPlace, source: str, letter: Letter, runs: Mapping
     out = Outgoing(to, letter.topic, key, letter.value, letter.header)
     statements = put_statements(place.tenant, out, letter.sender, letter.sent_turn, now)
     yield Batch(*statements, *(() if known else (_IS_DEAD(tenant=place.tenant, run=to, key=key),)))
+    about, caller = orjson.loads(letter.header) if letter.header else {}, runs.get(letter.sender or "")
+    if "reply" in about and caller is not None and (receiver is None or receiver.status in FINISHED):
+        value = compress(orjson.dumps([False, "its receiver left the team"]))
+        reply = Outgoing(caller.run, about["reply"], f"{key}/left", value, for_turn=about.get("turn"))
+        yield Batch(*put_statements(place.tenant, reply, None, None, now))
 
 
 def _checked_sender(

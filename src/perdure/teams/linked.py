@@ -135,6 +135,11 @@ class LinkedTeam(Handle):
         """Carry what waits between the stores, once in each direction. Return how many messages arrived.
 
         Raises BatchRefused if a store was put back to an old backup: restore the team to a cut then."""
+        return self._carry()
+
+    acarry = awaited(carry)
+
+    def _carry(self) -> Flow[int]:
         view = yield from self._register.read()
         for store in self._posts:
             yield from self._follow(store, view)
@@ -144,14 +149,17 @@ class LinkedTeam(Handle):
                 carried += yield from self._exchange(source, target)
         return carried
 
-    acarry = awaited(carry)
-
     @blocking
     def run(self, *, until_idle: bool = False, poll_s: float = 0.2) -> Flow[None]:
         """Carry messages until stopped, or with `until_idle` until none waits. It outlasts a store that is away."""
+        return self._carry_on(until_idle, poll_s)
+
+    arun = awaited(run)
+
+    def _carry_on(self, until_idle: bool, poll_s: float) -> Flow[None]:
         while True:
             try:
-                carried = yield from self.carry.__wrapped__(self)  # type: ignore[attr-defined]
+                carried = yield from self._carry()
             except (Busy, Unavailable, OutcomeUnknown) as error:
                 message = "no messages of team %s were carried, and it is tried again: %s"
                 _log.warning(message, self.name, error, extra=event("team.not_carried"))
@@ -162,15 +170,12 @@ class LinkedTeam(Handle):
                     return
                 yield from sleep(poll_s)
 
-    arun = awaited(run)
-
     def _exchange(self, source: str, target: str) -> Flow[int]:
         here, there = self._posts[source], self._posts[target]
-        outgoing, accept = Post.outgoing.__wrapped__, Post.accept.__wrapped__  # type: ignore[attr-defined]
         before = yield from self._on(source, here.acknowledged_by(target))
-        data = yield from self._on(source, outgoing(here, target))
-        answer = yield from self._on(target, accept(there, data))
-        yield from self._on(source, accept(here, answer))
+        data = yield from self._on(source, here.packing(target))
+        answer = yield from self._on(target, there.taking(data))
+        yield from self._on(source, here.taking(answer))
         return (yield from self._on(source, here.acknowledged_by(target))) - before
 
     def _follow(self, store: str, view: TeamView) -> Flow[None]:
@@ -208,7 +213,7 @@ class LinkedTeam(Handle):
         parked = list[tuple[str, str]]()
         try:
             yield from self._park_all(parked)
-            yield from self.run.__wrapped__(self, until_idle=True)  # type: ignore[attr-defined]
+            yield from self._carry_on(until_idle=True, poll_s=_AWAY_S)
             return (yield from self._cut(name))
         finally:
             for store, run_id in parked:
@@ -257,7 +262,7 @@ class LinkedTeam(Handle):
             post = self._posts[store]
             saved[store] = yield from self._on(store, post.saved(part))
             boxes = TeamSnapshot(post._whole, self.name, part)
-            flying += yield from self._on(store, TeamSnapshot.in_flight.__wrapped__(boxes))  # type: ignore[attr-defined]
+            flying += yield from self._on(store, boxes._flying())
         for (source, _), frames in in_flight(saved).items():
             codec = self._posts[source]._context.codec
             for letter in (decode_parcel(frame.body) for frame in frames):
@@ -268,6 +273,11 @@ class LinkedTeam(Handle):
     @blocking
     def get_snapshot(self, name: str) -> Flow[LinkedSnapshot]:
         """Return a cut of all stores by its name. Raises NotFound."""
+        return self._find(name)
+
+    aget_snapshot = awaited(get_snapshot)
+
+    def _find(self, name: str) -> Flow[LinkedSnapshot]:
         parts = {}
         for store, post in self._posts.items():
             parts[store] = yield from self._on(store, find_snapshot(post._whole, name))
@@ -275,8 +285,6 @@ class LinkedTeam(Handle):
         if others or not cut:
             raise NotFound(f"the snapshots {name!r} of these stores are not of one cut: take one of the whole team")
         return LinkedSnapshot(name, cut, parts, self)
-
-    aget_snapshot = awaited(get_snapshot)
 
     @blocking
     def restore(self, snapshot: LinkedSnapshot | str, *, keys: str | None = None) -> Flow[dict[str, TeamRestore]]:
@@ -286,10 +294,7 @@ class LinkedTeam(Handle):
         or takes messages of the other time. After a crash the same call ends it."""
         from perdure.teams.restoring import restore
 
-        if isinstance(snapshot, LinkedSnapshot):
-            cut = snapshot
-        else:
-            cut = yield from self.get_snapshot.__wrapped__(self, snapshot)  # type: ignore[attr-defined]
+        cut = snapshot if isinstance(snapshot, LinkedSnapshot) else (yield from self._find(snapshot))
         yield from self._check(cut.stores)
         for store, part in cut.stores.items():  # refused before anything changes, if in any store
             yield from self._on(store, restore(self._posts[store]._whole, self.name, part, keys, dry_run=True))

@@ -18,14 +18,17 @@ from perdure.runs.calls.state import RUN_KEY, thread_name
 from perdure.runs.execution.turn import AgentOptions
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal import rows
-from perdure.runs.journal.entries import compress
+from perdure.runs.journal.entries import compress, decompress
 from perdure.runs.journal.rows import FINISHED, NEVER, NewRun
 from perdure.runs.run_table import TEAM, RunRow, Waiting
+from perdure.runs.tables import INPUT
 from perdure.storage.per_driver import PerDriver
-from perdure.storage.program import Batch, Driver, Flow, Program, Rows, Sql, fetch, read, write
+from perdure.storage.program import Batch, Driver, Flow, Program, Rows, Sql, change, fetch, read, write
+from perdure.threads import flows as threads
 from perdure.threads.checks import check_name
 from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.models import moment
+from perdure.threads.save_engine import PreparedSave
 from perdure.threads.saves import Save
 from perdure.values.codec import encode
 
@@ -46,6 +49,14 @@ _MAIL = Sql(
     """SELECT m.state, count(*) FROM run r JOIN mail m ON m.tenant = r.tenant AND m.run = r.run
     WHERE r.tenant = :tenant AND r.root = :root AND r.turn IS NOT NULL AND m.state IN (0, 2) GROUP BY m.state"""
 )
+
+_COME_BACK = Sql(
+    f"""UPDATE run SET status = 'waiting', wake_at = {NEVER}, fence = fence + 1, owner = NULL, waiting = NULL,
+        crashes = 0, keep_until = NULL, function = :function, version = :version, input = :input, changed_at = {{now}}
+    WHERE tenant = :tenant AND run = :run""",
+    seals={"input": INPUT},
+)
+_FORGET_OUTCOME = Sql("DELETE FROM run_value WHERE tenant = :tenant AND run = :run AND kind = 'outcome'")
 
 
 @dataclass(frozen=True)
@@ -155,8 +166,10 @@ def ensure_team(ctx: StoreContext, team: str) -> Flow[tuple[int, RunRow]]:
     return tenant, row
 
 
-def add_member(ctx: StoreContext, team: str, name: str, declared: Declared) -> Flow[None]:
-    """Create a member with its first state, in one transaction, unless it exists."""
+def add_member(ctx: StoreContext, team: str, name: str, declared: Declared, *, returns: bool = False) -> Flow[None]:
+    """Create a member with its first state, in one transaction, unless it exists. Give it its capacity.
+
+    With `returns`, one that has left comes back, with the state that it had."""
     tenant, root = yield from ensure_team(ctx, team)
     run_id = f"{team}/{check_member(name)}"
     there = yield from read(partial(rows.find, tenant, run_id))
@@ -170,13 +183,42 @@ def add_member(ctx: StoreContext, team: str, name: str, declared: Declared) -> F
         )  # fmt: skip
 
         def op() -> Program[None]:
+            yield Batch(rows.LOCK(tenant=tenant, run=root.run))  # a restore removes those that join meanwhile
             if (yield from rows.insert(tenant, new, now=ctx.clock_us())):
                 yield from saving.program()
 
         yield from write(op)
     elif (there.turn is None and there.function != ELSEWHERE) or there.root != root.run:
         raise UsageError(f"{run_id!r} is the id of a run that is no member of the team: give the member another name")
+    elif there.turn is not None:
+        args = compress(encode({"capacity": declared.capacity}, ctx.codec))
+        [(old, _)] = yield from fetch(rows.ARGS_OF, tenant=tenant, run=there.run)
+        if decompress(old) != decompress(args):
+            yield from change(rows.SET_ARGS(tenant=tenant, run=there.run, incarnation=there.incarnation, args=args))
+        if returns and there.status in FINISHED:
+            first = yield from _state_to_return(ctx, there, declared)
+            yield from write(partial(_come_back, tenant, there, first, declared.spec, ctx.clock_us()))
     roster_of(ctx, team).existing.add(name)
+
+
+def _state_to_return(ctx: StoreContext, row: RunRow, declared: Declared) -> Flow[PreparedSave | None]:
+    """Return the first state of a member that comes back and has none: retention removed it."""
+    cursor = Cursor(thread_name(row.id), merge={RUN_KEY: row.id})
+    try:
+        yield from threads.load(ctx, cursor)
+        return None
+    except NotFound:
+        return (yield from Save(ctx, cursor, text=declared.state).prepare())
+
+
+def _come_back(tenant: int, row: RunRow, saving: PreparedSave | None, spec: DurableSpec, now: int) -> Program[None]:
+    key = {"tenant": tenant, "run": row.run}
+    [locked] = yield Batch(rows.LOCK(**key))
+    if RunRow._make(locked[0]).status in FINISHED:
+        about = {"function": spec.name, "version": spec.version, "id": row.id, "now": now}
+        yield Batch(_COME_BACK(**key, **about, input=b""), _FORGET_OUTCOME(**key))
+        if saving is not None:
+            yield from saving.program()
 
 
 def ensure_members(ctx: StoreContext, team: str) -> Flow[None]:

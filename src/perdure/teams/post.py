@@ -109,18 +109,28 @@ class Post(Handle):
     @blocking
     def outgoing(self, to: str) -> Flow[bytes]:
         """Return the batch to send to another store now: messages that wait for its members, and what was taken."""
+        return self.packing(to)
+
+    aoutgoing = awaited(outgoing)
+
+    def packing(self, to: str) -> Flow[bytes]:
+        """Return the flow of `outgoing`, for other flows."""
         place = yield from self.place()
         yield from write(partial(channels.pack, place, to))
         batch = yield from write(partial(channels.make_batch, place, to))
         return encode_batch(batch, (yield from self._secret(place, to)))
-
-    aoutgoing = awaited(outgoing)
 
     @blocking
     def accept(self, data: bytes) -> Flow[bytes]:
         """Take a batch of another store. Return the batch that acknowledges it. Raises BatchRefused.
 
         If it carries a cut that this store has not reached, the store cuts first."""
+        return self.taking(data)
+
+    aaccept = awaited(accept)
+
+    def taking(self, data: bytes) -> Flow[bytes]:
+        """Return the flow of `accept`, for other flows."""
         place = yield from self.place()
         part = yield from self.part()
         secrets = yield from read(partial(channels.secrets_of, place))
@@ -128,8 +138,6 @@ class Post(Handle):
         yield from self._take(place, batch)
         answer = yield from write(partial(channels.make_batch, place, batch.source, acknowledge=True))
         return encode_batch(answer, secrets[batch.source])
-
-    aaccept = awaited(accept)
 
     def _take(self, place: TeamPlace, batch: PeerBatch) -> Flow[None]:
         while True:

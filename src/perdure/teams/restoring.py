@@ -1,6 +1,6 @@
-"""Taking a team back: to a snapshot, or one member to an earlier turn with all that fall with it.
+"""Taking a team back to a snapshot, in one transaction; what a rewind (`rewinding.py`) shares with it.
 
-Both are one transaction. It locks all members and raises their fences, so that no turn of a lost owner lands on a state
+The transaction locks all members and raises their fences, so that no turn of a lost owner lands on a state
 that was restored. Effects that happened since are listed: what they did stays, whatever the team forgets.
 """
 
@@ -20,9 +20,9 @@ from perdure.log.ids import new_id
 from perdure.log.reading import read_state
 from perdure.log.records import SALT_BYTES
 from perdure.log.thread_table import try_thread
-from perdure.runs.calls.state import RUN_KEY, thread_name
+from perdure.runs.calls.state import RUN_KEY
 from perdure.runs.journal.entries import INTENT, unpack
-from perdure.runs.journal.rows import NEVER
+from perdure.runs.journal.rows import FINISHED
 from perdure.runs.tables import JOURNAL_BODY
 from perdure.snapshots import rewind
 from perdure.snapshots.diff import read_at
@@ -41,71 +41,26 @@ from perdure.storage.program import (
     side_by_side,
     write,
 )
-from perdure.teams.channels import refuse_sent_away
-from perdure.teams.members import find_team, member_rows
-from perdure.teams.recovery import Fall, RecoveryLine, SentMessage, recovery_line
+from perdure.teams.members import find_team
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
 
+_OVER = ", ".join(f"'{status}'" for status in FINISHED)
 _AT_ONCE = 50  # members whose states are written in one batch
 _FAMILY = Sql(
     "SELECT run, id, parent, turn FROM run WHERE tenant = :tenant AND root = :root AND run <> :root ORDER BY run"
 )
-_INTENTS = f"""SELECT j.run, j.seq, j.kind, j.body FROM {{table}} j
+INTENTS = f"""SELECT j.run, j.seq, j.kind, j.body FROM {{table}} j
     WHERE j.tenant = :tenant AND j.run IN {{{{numbers:runs}}}} AND j.kind = {INTENT}"""
-_LIVE_INTENTS = Sql(_INTENTS.format(table="journal"), opens={3: JOURNAL_BODY.at(0, 1, 2)})
 _INTENTS_SINCE = Sql(
-    " UNION ALL ".join(f"{_INTENTS.format(table=table)} AND j.stamp > :s" for table in ("journal", "journal_past")),
+    " UNION ALL ".join(f"{INTENTS.format(table=table)} AND j.stamp > :s" for table in ("journal", "journal_past")),
     opens={3: JOURNAL_BODY.at(0, 1, 2)},
 )
-_LOCK = Sql("SELECT run, turn FROM run WHERE tenant = :tenant AND run IN {numbers:runs} ORDER BY run {for_update}")
-_MESSAGES = Sql(
-    """SELECT m.sender, m.sent_turn, r.id, m.taken_turn FROM mail m JOIN run r ON r.tenant = m.tenant AND r.run = m.run
-    WHERE r.tenant = :tenant AND r.root = :root AND m.state <> 3"""
+# The team's run first: who adds a member locks it too. Of child runs, those that can start others.
+LOCK_FAMILY = Sql(
+    f"""SELECT run FROM run WHERE tenant = :tenant AND root = :root AND (turn IS NOT NULL OR status NOT IN ({_OVER}))
+    ORDER BY run {{for_update}}"""
 )
-# Members outside the line that may be in the middle of a turn with a message that is withdrawn.
-_INTERRUPTED = Sql(
-    """SELECT DISTINCT m.run FROM mail m WHERE m.tenant = :tenant AND m.sender = :sender AND m.sent_turn > :turn
-    AND m.state = 0"""
-)
-_WITHDRAW = Sql(
-    """UPDATE mail SET state = 3, taken_turn = NULL, record = NULL
-    WHERE tenant = :tenant AND sender = :sender AND sent_turn > :turn"""
-)
-_RETURN = Sql(
-    """UPDATE mail SET state = 0, taken_turn = NULL, record = NULL
-    WHERE tenant = :tenant AND run = :run AND taken_turn > :turn AND state <> 3"""
-)
-# Answers to calls of undone turns have no receiver.
-_FORGET_ANSWERS = Sql("UPDATE mail SET state = 3 WHERE tenant = :tenant AND run = :run AND topic <> '' AND state = 0")
-_RECORD = Sql(
-    """SELECT record FROM mail WHERE tenant = :tenant AND run = :run AND taken_turn <= :turn AND record IS NOT NULL
-    ORDER BY taken_turn DESC LIMIT 1"""
-)
-_KEPT_TURNS = Sql("SELECT count(*) FROM mail WHERE tenant = :tenant AND run = :run AND taken_turn <= :turn")
-_FIRST_RECORD = Sql(
-    """SELECT id FROM record WHERE tenant = :tenant AND tree = :tree AND thread = :thread AND parent IS NULL
-    ORDER BY id LIMIT 1"""
-)
-_BACK = Sql(
-    f"""UPDATE run SET turn = :turn, crashes = 0, fence = fence + 1, owner = NULL, lease_until = 0, wakeup_pending = 0,
-        waiting = NULL, since = :since, seq = :since, entries = 0, digest = 0, changed_at = {{now}},
-        status = CASE WHEN status IN ('running', 'waiting', 'queued', 'stuck') THEN 'queued' ELSE status END,
-        wake_at = CASE WHEN status = 'paused' THEN {NEVER} ELSE 0 END
-    WHERE tenant = :tenant AND run = :run"""
-)
-_LAST = Sql(
-    """SELECT coalesce(max(j.seq), 0), (SELECT r.seq FROM run r WHERE r.tenant = :tenant AND r.run = :run)
-    FROM journal j WHERE j.tenant = :tenant AND j.run = :run"""
-)
-# Intents of turns that stay are kept.
-_DROP = [
-    Sql(
-        f"""DELETE FROM {table} WHERE tenant = :tenant AND run = :run
-        {f"AND (kind <> {INTENT} OR seq IN {{numbers:undone}})" if table == "journal" else ""}"""
-    )
-    for table in ("answer", "ask", "journal", "run_blob")
-]
 
 
 @dataclass(frozen=True)
@@ -145,25 +100,7 @@ class TeamRestore:
         return self._undo
 
 
-@dataclass(frozen=True)
-class TeamRewind:
-    """What a rewind did, or would do if it is a dry run."""
-
-    team: str
-    falls: tuple[Fall, ...]
-    """the members that go back, from which turn to which, and why: `str(fall)` says it"""
-    returned: int
-    """messages that wait again, because the turns that took them are undone"""
-    withdrawn: int
-    """messages that were never sent now, because the turns that sent them are undone"""
-    effects: tuple[PastEffect, ...]
-    """the effects of the turns that are undone: they happened, whatever the team forgets"""
-
-    def __str__(self) -> str:
-        return "\n".join(map(str, self.falls))
-
-
-class _OldState(NamedTuple):
+class OldState(NamedTuple):
     """A state that a member gets back."""
 
     name: str  # of its thread
@@ -177,7 +114,7 @@ class _OldState(NamedTuple):
 def restore(whole: Any, team: str, snap: Snapshot, keys: str | None, *, dry_run: bool) -> Flow[TeamRestore]:
     """Take all members of a team back to a snapshot. Raises UsageError without `keys` if effects ran since."""
     ctx: StoreContext = whole._context
-    _check_keys(keys)
+    check_keys(keys)
     tenant, root = yield from find_team(ctx, team)
     past, s = snap.store._context, snap._row.epoch
     family = partial(_family, tenant, root.run)
@@ -185,32 +122,39 @@ def restore(whole: Any, team: str, snap: Snapshot, keys: str | None, *, dry_run:
     now = yield from read(family)
     if not then:
         raise NotFound(f"team {team!r} had no member when snapshot {snap.name!r} was taken")
-    changed = [
-        rewind.ChangedRun(run, row[1], _kind(run in then, run in now), row[2], root.run, was_deleted=False)
-        for run, row in sorted({**now, **then}.items())
-    ]
+    changed = _changed(root.run, then, now)
     effects = yield from read(partial(_effects_since, tenant, [one.run for one in changed], s, _ids(changed)))
-    members = tuple(_name(team, one.id) for one in changed if one.kind != "added" and _is_member(one, then, now))
-    removed = tuple(_name(team, one.id) for one in changed if one.kind == "added")
+    members = tuple(name_in(team, one.id) for one in changed if one.kind != "added" and _is_member(one, then, now))
+    removed = tuple(name_in(team, one.id) for one in changed if one.kind == "added")
     result = TeamRestore(team, snap.name, members, removed, effects)
     if dry_run:
         return result
-    _refuse(effects, keys, f"since snapshot {snap.name!r}")
+    refuse_effects(effects, keys, f"since snapshot {snap.name!r}")
     places = yield from read_at(past, partial(_states_then, tenant, [one for one in changed if one.kind != "added"]))
     undo = yield from SnapshotStore(whole)._snapshot("undo", f"before team {team} went back", None, numbered=True)
     choice = rewind.KeyChoice(keys, ctx.entropy(16))
     chances = [ctx.entropy(SALT_BYTES + 4) for _ in places]
-    op = partial(_restore, tenant, changed, places, chances, s, ctx.clock_us(), choice)
-    yield from _write(op)
+    op = partial(_restore, tenant, root.run, then, places, chances, s, ctx.clock_us(), choice)
+    changed = yield from _write(op)
+    removed = tuple(name_in(team, one.id) for one in changed if one.kind == "added")
     return TeamRestore(team, snap.name, members, removed, effects, undo)
 
 
-def _write(op: Any) -> Flow[None]:
+def _write(op: Any) -> Flow[list[rewind.ChangedRun]]:
     """Write, and retry once if a member was made or removed meanwhile."""
     try:
-        yield from write(op, solo=True)
+        changed: list[rewind.ChangedRun] = yield from write(op, solo=True)
     except ConstraintFailed:
-        yield from write(op, solo=True)
+        changed = yield from write(op, solo=True)
+    return changed
+
+
+def _changed(root: int, then: Mapping[int, Any], now: Mapping[int, Any]) -> list[rewind.ChangedRun]:
+    """Return all runs of the family, then and now, each with what happens to it."""
+    return [
+        rewind.ChangedRun(run, row[1], _kind(run in then, run in now), row[2], root, was_deleted=False)
+        for run, row in sorted({**now, **then}.items())
+    ]
 
 
 def _kind(was_there: bool, is_there: bool) -> str:
@@ -222,23 +166,21 @@ def _is_member(one: rewind.ChangedRun, *families: Mapping[int, Any]) -> bool:
 
 
 def _family(tenant: int, root: int) -> Program[dict[int, Any]]:
-    [rows] = yield Batch(_FAMILY(tenant=tenant, root=root), last=True)
+    [rows] = yield Batch(_FAMILY(tenant=tenant, root=root))
     return {row[0]: row for row in rows}
 
 
-def _states_then(tenant: int, runs: Sequence[rewind.ChangedRun]) -> Program[list[_OldState]]:
+def _states_then(tenant: int, runs: Sequence[rewind.ChangedRun]) -> Program[list[OldState]]:
     """Return the states of runs at a snapshot, of those that had one."""
-    places: list[_OldState] = []
+    places: list[OldState] = []
     for start in range(0, len(runs), _AT_ONCE):
         some = runs[start : start + _AT_ONCE]
-        texts = yield from side_by_side([_state_at(tenant, run.state, None) for run in some])
-        places += [
-            _OldState(run.state, run.id, text) for run, text in zip(some, texts, strict=True) if text is not None
-        ]
+        texts = yield from side_by_side([state_at(tenant, run.state, None) for run in some])
+        places += [OldState(run.state, run.id, text) for run, text in zip(some, texts, strict=True) if text is not None]
     return places
 
 
-def _state_at(tenant: int, name: str, record: int | None) -> Program[bytes | None]:
+def state_at(tenant: int, name: str, record: int | None) -> Program[bytes | None]:
     """Return a state's text, at a checkpoint or at the head; None if there is none."""
     row = yield from try_thread(tenant, name)
     if row is None or row.head is None:
@@ -249,24 +191,27 @@ def _state_at(tenant: int, name: str, record: int | None) -> Program[bytes | Non
 
 def _restore(
     tenant: int,
-    changed: Sequence[rewind.ChangedRun],
-    places: Sequence[_OldState],
+    root: int,
+    then: Mapping[int, Any],
+    places: Sequence[OldState],
     chances: Sequence[bytes],
     s: int,
     now: int,
     keys: rewind.KeyChoice,
-) -> Program[None]:
+) -> Program[list[rewind.ChangedRun]]:
+    """Take the family back. It is read under its lock: a member that has joined since the caller looked goes too."""
+    yield Batch(LOCK_FAMILY(tenant=tenant, root=root))
+    changed = _changed(root, then, (yield from _family(tenant, root)))
     yield from rewind.rewind(tenant, changed, s, now, keys)
     kept = {place.run_id for place in places}
     for run in changed:
         if run.id not in kept:
             yield from replace_thread(tenant, run.state, None, s, keys)
-    yield from _set_states(tenant, places, chances, now, "restored from a snapshot")
+    yield from set_states(tenant, places, chances, now, "restored from a snapshot")
+    return changed
 
 
-def _set_states(
-    tenant: int, places: Sequence[_OldState], chances: Sequence[bytes], now: int, note: str
-) -> Program[None]:
+def set_states(tenant: int, places: Sequence[OldState], chances: Sequence[bytes], now: int, note: str) -> Program[None]:
     """Give members their old states back, each as a new head: the history stays."""
     pairs = list(zip(places, chances, strict=True))
     for start in range(0, len(pairs), _AT_ONCE):
@@ -274,7 +219,7 @@ def _set_states(
         yield from side_by_side([_set_state(tenant, place, chance, now, note) for place, chance in some])
 
 
-def _set_state(tenant: int, place: _OldState, chance: bytes, now: int, note: str) -> Program[None]:
+def _set_state(tenant: int, place: OldState, chance: bytes, now: int, note: str) -> Program[None]:
     row = yield from try_thread(tenant, place.name, lock=True)
     head = row.head if row is not None else None
     if row is not None and head is not None:
@@ -290,12 +235,12 @@ def _set_state(tenant: int, place: _OldState, chance: bytes, now: int, note: str
 # --- effects
 
 
-def _check_keys(keys: str | None) -> None:
+def check_keys(keys: str | None) -> None:
     if keys not in (None, "same", "new"):
         raise UsageError(f'keys={keys!r}: "same" or "new"')
 
 
-def _refuse(effects: Sequence[PastEffect], keys: str | None, when: str) -> None:
+def refuse_effects(effects: Sequence[PastEffect], keys: str | None, when: str) -> None:
     if effects and keys is None:
         names = "; ".join(str(effect) for effect in effects[:3])
         raise UsageError(
@@ -310,10 +255,10 @@ def _ids(changed: Iterable[rewind.ChangedRun]) -> dict[int, str]:
 
 def _effects_since(tenant: int, runs: Sequence[int], s: int, ids: Mapping[int, str]) -> Program[tuple[PastEffect, ...]]:
     [rows] = yield Batch(_INTENTS_SINCE(tenant=tenant, runs=orjson.dumps(list(runs)).decode(), s=s), last=True)
-    return _effects(rows, ids)
+    return effects_of(rows, ids)
 
 
-def _effects(rows: Rows, ids: Mapping[int, str]) -> tuple[PastEffect, ...]:
+def effects_of(rows: Rows, ids: Mapping[int, str]) -> tuple[PastEffect, ...]:
     """Return the effects of journal rows, each key once, the oldest first."""
     effects: dict[str, PastEffect] = {}
     for run, _, _, body in rows:
@@ -324,129 +269,5 @@ def _effects(rows: Rows, ids: Mapping[int, str]) -> tuple[PastEffect, ...]:
     return tuple(sorted(effects.values(), key=lambda effect: effect.at))
 
 
-def _name(team: str, run_id: str) -> str:
+def name_in(team: str, run_id: str) -> str:
     return run_id.removeprefix(f"{team}/")
-
-
-# --- to a turn
-
-
-class _Line(NamedTuple):
-    """A recovery line, with the numbers of the members' runs."""
-
-    line: RecoveryLine
-    runs: dict[str, int]
-    turns: dict[str, int]
-    counts: tuple[int, int]  # messages returned, withdrawn
-    effects: tuple[PastEffect, ...]
-    undone: dict[int, list[int]]  # their rows in the journals
-
-    def back(self) -> dict[int, int]:
-        """Return the turns that members go back to, by their runs."""
-        return {self.runs[fall.member]: fall.to_turn for fall in self.line.falls}
-
-
-def rewind_member(
-    ctx: StoreContext, team: str, member: str, turn: int, keys: str | None, *, dry_run: bool
-) -> Flow[TeamRewind]:
-    """Take a member back to a turn, with the members that took its messages since."""
-    _check_keys(keys)
-    tenant, root = yield from find_team(ctx, team)
-    plan = yield from read(partial(_plan, tenant, root.run, team, member, turn))
-    if not dry_run and plan.line.falls:
-        _refuse(plan.effects, keys, "in the turns that would be undone")
-        choice = rewind.KeyChoice(keys, ctx.entropy(16))
-        chances = [ctx.entropy(SALT_BYTES + 4) for _ in plan.runs]
-        op = partial(_rewind, tenant, root.run, team, member, turn, chances, ctx.clock_us(), choice)
-        plan = yield from write(op, solo=True)
-    return TeamRewind(team, tuple(plan.line.falls), *plan.counts, plan.effects)
-
-
-def _plan(tenant: int, root: int, team: str, member: str, turn: int) -> Program[_Line]:
-    rows = yield from member_rows(tenant, root)
-    runs = {_name(team, row.id): row.run for row in rows}
-    turns = {_name(team, row.id): row.turn or 0 for row in rows}
-    if member not in runs:
-        raise NotFound(f"there is no member {member!r} in team {team!r}")
-    numbers = orjson.dumps(list(runs.values())).decode()
-    found, intents = yield Batch(_MESSAGES(tenant=tenant, root=root), _LIVE_INTENTS(tenant=tenant, runs=numbers))
-    mail = [
-        SentMessage(_name(team, sender or ""), sent or 0, _name(team, to), taken) for sender, sent, to, taken in found
-    ]
-    line = recovery_line(turns, mail, {member: turn})
-    yield from refuse_sent_away(tenant, root, {f"{team}/{fall.member}": fall.to_turn for fall in line.falls})
-    back = {runs[fall.member]: fall.to_turn for fall in line.falls}
-    own = [row for row in intents if row[0] in back and _turn_in(row[3], back[row[0]] + 1) > back[row[0]]]
-    undone: dict[int, list[int]] = {}
-    for run, seq, _, _ in own:
-        undone.setdefault(run, []).append(seq)
-    effects = _effects(own, {run: f"{team}/{name}" for name, run in runs.items()})
-    counts = len(line.returned(mail)), len(line.withdrawn(mail))
-    return _Line(line, runs, turns, counts, effects, undone)
-
-
-def _turn_in(body: bytes, default: int) -> int:
-    """Return the turn of an intent."""
-    return int((unpack(body).extra or {}).get("turn", default))
-
-
-def _rewind(
-    tenant: int,
-    root: int,
-    team: str,
-    member: str,
-    turn: int,
-    chances: Sequence[bytes],
-    now: int,
-    keys: rewind.KeyChoice,
-) -> Program[_Line]:
-    """Lock all members, compute the line again, and take back the members beyond it."""
-    rows = yield from member_rows(tenant, root)
-    yield Batch(_LOCK(tenant=tenant, runs=orjson.dumps([row.run for row in rows]).decode()))
-    plan = yield from _plan(tenant, root, team, member, turn)
-    _refuse(plan.effects, keys.choice, "while the team was to be rewound")
-    back = plan.back()
-    names = {run: f"{team}/{name}" for name, run in plan.runs.items()}
-    places = yield from _states_before(tenant, names, back)
-    interrupted: set[int] = set()
-    for run, to_turn in back.items():
-        sent = {"tenant": tenant, "sender": names[run], "turn": to_turn}
-        [others] = yield Batch(_INTERRUPTED(**sent))
-        interrupted |= {other for (other,) in others if other not in back}
-        yield Batch(_WITHDRAW(**sent))
-    turns = {plan.runs[name]: count for name, count in plan.turns.items()}
-    for run in sorted({*back, *interrupted}):
-        key = {"tenant": tenant, "run": run}
-        to_turn = back.get(run, turns[run])
-        [[(last, seq)]] = yield Batch(_LAST(**key))
-        if run in back:
-            yield Batch(_RETURN(**key, turn=to_turn))
-        yield Batch(
-            _FORGET_ANSWERS(**key),
-            *(drop(**key, undone=orjson.dumps(plan.undone.get(run, [])).decode()) for drop in _DROP),
-            _BACK(**key, turn=to_turn, since=max(1, last, seq), now=now),
-        )
-        if keys.choice == "new" and run in back:
-            yield from rewind.renew(tenant, run, keys.seed)
-    yield from _set_states(tenant, places, chances[: len(places)], now, f"rewound with {member}")
-    return plan
-
-
-def _states_before(tenant: int, names: Mapping[int, str], back: Mapping[int, int]) -> Program[list[_OldState]]:
-    """Return the states that members had after the turns they go back to. Raises UsageError if one is gone."""
-    places: list[_OldState] = []
-    for run, turn in sorted(back.items()):
-        name = thread_name(names[run])
-        thread = yield from try_thread(tenant, name)
-        [records] = yield Batch(_RECORD(tenant=tenant, run=run, turn=turn))
-        [[(kept,)]] = yield Batch(_KEPT_TURNS(tenant=tenant, run=run, turn=turn))
-        if not records and thread is not None and kept == turn:  # none of these turns has changed the state
-            [records] = yield Batch(_FIRST_RECORD(tenant=tenant, tree=thread.tree, thread=thread.thread))
-        text = (yield from _state_at(tenant, name, records[0][0])) if records else None
-        if text is None:
-            raise UsageError(
-                f"the state of {names[run]!r} after turn {turn} is not kept any more: retention removed it. "
-                "Choose a later turn"
-            )
-        places.append(_OldState(name, names[run], text))
-    return places

@@ -67,6 +67,12 @@ class TeamSnapshot(Handle):
         """Return the messages that were sent and not yet taken, by receiver, the oldest first.
 
         `raw` decodes to a readable form that needs none of your classes."""
+        return self._flying(raw)
+
+    ain_flight = awaited(in_flight)
+
+    def _flying(self, raw: bool = False) -> Flow[list[MessageInFlight]]:
+        """Return the flow of `in_flight`, for other flows."""
         tenant = (yield from self._context.tenant()) or 0
         past = self.snapshot.store._context
 
@@ -87,8 +93,6 @@ class TeamSnapshot(Handle):
             )
             for value, _, key, receiver, sender, sent_turn, topic, at in found
         ]
-
-    ain_flight = awaited(in_flight)
 
     @blocking
     def state(self, member: str) -> Flow[Any]:

@@ -30,7 +30,8 @@ from perdure.values.codec import encode
 if TYPE_CHECKING:
     from perdure.ops.store import Store
     from perdure.runs.workers.worker import Worker
-    from perdure.teams.restoring import TeamRestore, TeamRewind
+    from perdure.teams.restoring import TeamRestore
+    from perdure.teams.rewinding import TeamRewind
 
 F = TypeVar("F", bound=Callable[..., Any])
 Policy = Literal["retry", "dead_letter", "stop", "escalate"]
@@ -110,11 +111,13 @@ class Team(Handle):
 
     @blocking
     def spawn(self, agent: Callable[..., Any], name: str) -> Flow[None]:
-        """Add a member that runs an agent's function under a name of its own. If it exists, nothing changes."""
+        """Add a member that runs an agent's function under a name of its own. One that is there stays as it is.
+
+        One that has left comes back, with the state that it had. Its dead letters can be sent to it again."""
         declared = getattr(agent, "perdure_agent", None)
         if not isinstance(declared, Declared) or not declared.spec.name.startswith(f"{self.name}/"):
             raise UsageError(f"{agent!r} is no agent of team {self.name!r}: put @team.agent above it")
-        return members.add_member(self._context, self.name, name, declared)
+        return members.add_member(self._context, self.name, name, declared, returns=True)
 
     aspawn = awaited(spawn)
 
@@ -225,8 +228,7 @@ class Team(Handle):
         """Cut through the team while it works: the state of every member, and the messages in flight between them.
 
         It is a snapshot of the store, which takes milliseconds and stops no one. See `store.snapshot`."""
-        taking = SnapshotStore.snapshot.__wrapped__  # type: ignore[attr-defined]
-        snap = yield from taking(SnapshotStore(self._whole), name, note=note, keep_until=keep_until, who=who)
+        snap = yield from SnapshotStore(self._whole).taking(name, note, keep_until, who)
         return TeamSnapshot(self._whole, self.name, snap)
 
     asnapshot = awaited(snapshot)
@@ -273,7 +275,7 @@ class Team(Handle):
         Messages that the undone turns took wait again. It is refused if effects ran in undone turns; `keys` as in
         `restore`. It needs no snapshot, and reaches as far back as retention keeps messages.
         """
-        from perdure.teams.restoring import rewind_member
+        from perdure.teams.rewinding import rewind_member
 
         name = members.check_member(member_name(member))
         if not isinstance(turn, int) or turn < 0:

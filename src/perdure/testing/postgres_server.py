@@ -10,7 +10,6 @@ import importlib.util
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -19,8 +18,8 @@ from typing import Any
 from urllib.parse import quote
 
 from perdure.errors import UsageError
+from perdure.testing.ports import HOST, free_port
 
-_HOST = "127.0.0.1"
 _SUPERUSER = "postgres"
 _TIMEOUT_S = 60.0
 
@@ -34,7 +33,7 @@ class PostgresServer:
     def __init__(
         self, *, fsync: bool = True, max_connections: int = 200, max_prepared: int = 100, programs: Path | None = None
     ) -> None:
-        self.host, self.port = _HOST, 0
+        self.host, self.port = HOST, 0
         self._fsync, self._max_connections, self._max_prepared = fsync, max_connections, max_prepared
         self._bin, self._user = programs or _binaries(), unprivileged_user()
         self._root: Path | None = None
@@ -133,7 +132,7 @@ class PostgresServer:
 
     def _initialise(self) -> None:
         # The path must be short: that of a Unix socket has at most about 100 bytes.
-        self._root = Path(tempfile.mkdtemp(prefix="pd-pg-", dir=None if self._fsync else _fast_directory()))
+        self._root = Path(tempfile.mkdtemp(prefix="pd-pg-", dir=None if self._fsync else memory_directory()))
         if self._user is not None:
             shutil.chown(self._root, self._user)
         arguments = ["--auth=trust", "--encoding=utf8", "--locale=C", "--no-sync", "-U", _SUPERUSER]
@@ -196,7 +195,7 @@ def _binaries() -> Path:
     return Path(next(iter(spec.submodule_search_locations))) / "pginstall" / "bin"
 
 
-def _fast_directory() -> str | None:
+def memory_directory() -> str | None:
     """Return /dev/shm if it has plenty of space, else None. Without fsync the data need not survive."""
     memory = Path("/dev/shm")
     plenty = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > 4 << 30
@@ -218,10 +217,3 @@ def _alive(process: Any) -> bool:
         return bool(process.status() != "zombie")
     except Exception:  # psutil.NoSuchProcess: the process is gone
         return False
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind((_HOST, 0))
-        port: int = probe.getsockname()[1]
-        return port

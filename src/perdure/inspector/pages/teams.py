@@ -67,11 +67,11 @@ async def resend_letter(view: PageView, fields: Fields) -> Confirmation:
     letter, text = await _letter(view, fields), fields.get("message")
 
     async def do() -> str:
-        await letter.aresend(value_in(text) if text else None)
+        await letter.aresend(value_in(text) if text else None, who=view.who)
         return f"Sent again to {letter.member}."
 
     said = f"It goes to the end of the box of {letter.member}. Its effects get new keys: those of before were undone."
-    command = view.command("team dead", fields["team"], resend=letter.key, message=text or None)
+    command = view.signed("team dead", fields["team"], resend=letter.key, message=text or None)
     return Confirmation(f"Send {letter.key[:12]} again?", said, "Send again", (command,), do)
 
 
@@ -80,10 +80,10 @@ async def drop_letter(view: PageView, fields: Fields) -> Confirmation:
     letter = await _letter(view, fields)
 
     async def do() -> str:
-        await letter.adrop()
+        await letter.adrop(who=view.who)
         return f"Gave up {letter.key[:12]}."
 
-    command = view.command("team dead", fields["team"], drop=letter.key)
+    command = view.signed("team dead", fields["team"], drop=letter.key)
     text = f"{letter.member} never handles it."
     return Confirmation(f"Give {letter.key[:12]} up?", text, "Give up", (command,), do, is_danger=True)
 

@@ -44,6 +44,9 @@ class ChildOptions(NamedTuple):
     tags: str | None = None
 
 
+CHILD_DIGITS = 12  # of a turn's incarnation, in the ids of its children
+
+
 def spawn_operation(
     scope: Scope,
     path: str,
@@ -65,7 +68,7 @@ def spawn_operation(
     # A run that continued as new starts other children at the same paths.
     round_ = f"{row.since}:" if row.since else ""
     if execution.turn is not None:  # by the message: a rewound member may handle another one at the same place
-        round_ = f"{row.incarnation.hex()[:12]}:"
+        round_ = f"{row.incarnation.hex()[:CHILD_DIGITS]}:"
     run_id = options.id or _child_id(f"{row.id}/{round_}{path}")
     new = NewRun(
         run_id,

@@ -19,7 +19,7 @@ from perdure.runs.execution.turn import MailDraft, check_size, team_of
 from perdure.runs.journal.entries import DONE, WAIT, Entry, compress, decompress, opening
 from perdure.runs.journal.kinds import CallKind, declare
 from perdure.runs.journal.mail import NOTIFY, Outgoing, is_full, put_statements
-from perdure.runs.journal.rows import ARGS_OF, BY_ID, NOW
+from perdure.runs.journal.rows import ARGS_OF, BY_ID, FINISHED, NOW
 from perdure.runs.run_table import RunRow
 from perdure.runs.tables import MAIL_VALUE
 from perdure.storage.program import Batch, Program, Rows, Sql, read
@@ -35,7 +35,8 @@ _NEXT = Sql(
     opens={1: MAIL_VALUE.at("run", 2)},
 )
 _TAKE = Sql(
-    "UPDATE mail SET state = 1 WHERE tenant = :tenant AND run = :run AND seq = :seq AND state = 0 RETURNING seq"
+    """UPDATE mail SET state = 1, taken_turn = CAST(:turn AS bigint)
+    WHERE tenant = :tenant AND run = :run AND seq = :seq AND state = 0 RETURNING seq"""
 )
 _LOCK_RUN = Sql("SELECT run, status FROM run WHERE tenant = :tenant AND run = :run {for_update}")
 
@@ -56,9 +57,12 @@ def put_mail(
     now: int,
     sender: RunRow | None = None,
     header: bytes | None = None,
+    *,
+    is_call: bool = False,
 ) -> Generator[Batch, list[Rows], None]:
     """Insert a message to a run and wake the run, unless there is a message with the same key. Raises NotFound.
 
+    A call of a member that has left its team raises NotFound too; another message becomes a dead letter there.
     Without a sender, raises MailboxFull if the receiver is a member of a team and its box is full. It is a program of
     its own, or part of another one.
     """
@@ -70,6 +74,8 @@ def put_mail(
     [locked] = yield Batch(_LOCK_RUN(tenant=tenant, run=row.run))
     if not locked or locked[0][1] == "exported":
         raise NotFound(f"run {run_id!r} was exported: it continues in another store; send to it there")
+    if row.turn is not None and locked[0][1] in FINISHED and is_call:
+        raise NotFound(f"{run_id!r} has left the team, and cannot answer a call")
     if row.turn is not None and sender is None:
         check_size(decompress(value))
         if topic == "" and (capacity := (yield from capacity_of(tenant, row))) is not None:
@@ -136,7 +142,8 @@ def _look(tenant: int, run: int, topic: str, now: int) -> Program[tuple[tuple[in
 
 
 def _take(execution: Execution, seq: int) -> Generator[Batch, list[Rows], None]:
-    [taken] = yield Batch(_TAKE(tenant=execution.tenant, run=execution.row.run, seq=seq))
+    turn = None if execution.turn is None else execution.turn.number
+    [taken] = yield Batch(_TAKE(tenant=execution.tenant, run=execution.row.run, seq=seq, turn=turn))
     if not taken:
         raise _Taken
 
@@ -163,7 +170,8 @@ def send_operation(
         check_size(decompress(text))
         run_id = yield from receiver_id(execution, run_id)
     now = execution.ctx.clock_us()
-    put = partial(put_mail, execution.tenant, run_id, topic, key, text, now, execution.row, header)
+    is_call = header is not None
+    put = partial(put_mail, execution.tenant, run_id, topic, key, text, now, execution.row, header, is_call=is_call)
     extra: dict[str, Any] = {"to": run_id, "topic": topic}
     try:
         yield from execution.journal.commit(put, (DONE, Entry(path, SEND.name, now, extra=extra)), other=run_id)
@@ -194,6 +202,12 @@ def receivers(execution: Execution, targets: Sequence[str]) -> Operation[list[tu
                 raise UsageError(f"{target!r} is a member of another team: only its own team sends to it")
             known[target] = found, found.row.id
     return [known[target] for target in targets]
+
+
+def runs_of_ids(execution: Execution, ids: Sequence[str]) -> Operation[dict[str, Receiver]]:
+    """Return the runs with these ids that a member may answer, by id. Those that are gone are left out."""
+    found = (yield from read(partial(_find_all, execution.tenant, sorted(set(ids))))) if ids else {}
+    return {run_id: one for run_id, one in found.items() if one.row.turn is None or one.row.root == execution.row.root}
 
 
 class Receiver(NamedTuple):

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
 
+import orjson
+
 from perdure.errors import JournalDamaged, NotFound, RunMismatch, UsageError
 from perdure.log.archived import check_archived
 from perdure.runs.calls import asks, messages
@@ -309,8 +311,10 @@ def send(ctx: StoreContext, run_id: str, value: Any, topic: str, key: str | None
         check_name(key, "key")
     tenant = yield from tenant_of(ctx, run_id)
     text = compress(encode(value, ctx.codec))
-    chosen = key if key is not None else ctx.entropy(12).hex()
-    yield from write(partial(messages.put_mail, tenant, run_id, topic, chosen, text, ctx.clock_us()))
+    chance, now = ctx.entropy(12).hex(), ctx.clock_us()
+    header = None if key is None else orjson.dumps({"nonce": chance})
+    chosen = chance if key is None else key
+    yield from write(partial(messages.put_mail, tenant, run_id, topic, chosen, text, now, header=header))
 
 
 def path_of(ctx: StoreContext, run_id: str, step: Step | str | int) -> Flow[str]:

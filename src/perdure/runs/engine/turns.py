@@ -16,7 +16,7 @@ from perdure.errors import ValueProblem
 from perdure.log.thread_table import try_thread
 from perdure.runs.calls import saga
 from perdure.runs.calls.failures import describe_error, error_text
-from perdure.runs.calls.messages import receivers
+from perdure.runs.calls.messages import receivers, runs_of_ids
 from perdure.runs.calls.state import thread_name
 from perdure.runs.engine.parking import give_back
 from perdure.runs.engine.retrying import failed_calls
@@ -24,7 +24,7 @@ from perdure.runs.engine.runtime import MemberCache, runtime_of
 from perdure.runs.execution import hooks
 from perdure.runs.execution.execution import Execution, KeptTurn
 from perdure.runs.execution.operation import Operation
-from perdure.runs.execution.turn import ATTEMPTS, AgentOptions, AgentTurn, MailDraft, turn_incarnation
+from perdure.runs.execution.turn import ATTEMPTS, AgentOptions, AgentTurn, MailDraft, team_of, turn_incarnation
 from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal import mail, rows
 from perdure.runs.journal.entries import DONE, FAILED, Entry, decompress
@@ -107,7 +107,8 @@ def end(execution: Execution, result: Any) -> Operation[str]:
 
 def _reply(execution: Execution, message: MailRow, answer: list[Any]) -> MailDraft:
     about = message.about
-    return MailDraft(str(message.sender), execution.encoded(answer), about["reply"], for_turn=about.get("turn"))
+    value, for_turn = execution.encoded(answer), about.get("turn")
+    return MailDraft(str(message.sender), value, about["reply"], for_turn=for_turn, is_id=True)
 
 
 def _commit(
@@ -167,15 +168,16 @@ def _after(execution: Execution, ended: EndedTurn, since: int, text: bytes, coun
 
 def _addressed(execution: Execution, drafts: list[MailDraft]) -> Operation[list[Outgoing]]:
     """Return what a turn sends, with the numbers of the receivers. Raises NotFound, UsageError."""
-    known = yield from receivers(execution, [draft.target for draft in drafts])
-    head = execution.row.incarnation.hex()
-    return [
-        Outgoing(
-            receiver.row.run, draft.topic, f"{head}/m{number}", draft.value, draft.header, draft.for_turn,
-            receiver.capacity,
-        )
-        for number, (draft, (receiver, _)) in enumerate(zip(drafts, known, strict=True))
-    ]  # fmt: skip
+    named = [draft.target for draft in drafts if not draft.is_id]
+    members = dict(zip(named, (yield from receivers(execution, named)), strict=True))
+    by_id = yield from runs_of_ids(execution, [draft.target for draft in drafts if draft.is_id])
+    head, sends = execution.row.incarnation.hex(), list[Outgoing]()
+    for number, draft in enumerate(drafts):
+        to = by_id.get(draft.target) if draft.is_id else members[draft.target][0]
+        if to is not None:
+            about = draft.topic, f"{head}/m{number}", draft.value, draft.header, draft.for_turn, to.capacity
+            sends.append(Outgoing(to.row.run, *about))
+    return sends
 
 
 def _landed(execution: Execution) -> Operation[EndedTurn | None]:
@@ -241,7 +243,8 @@ def give_up(execution: Execution, spec: DurableSpec | None, described: dict[str,
     if "reply" in about and turn.mail.sender is not None:
         drafts.append(_reply(execution, turn.mail, [False, reason]))
     if options.supervisor is not None and options.supervisor != execution.row.id.partition("/")[2]:
-        drafts.append(MailDraft(options.supervisor, execution.encoded(_notice(execution, reason, options.policy))))
+        notice = execution.encoded(_notice(execution, reason, options.policy))
+        drafts.append(MailDraft(f"{team_of(execution.row.id)}/{options.supervisor}", notice, is_id=True))
     header = orjson.dumps({**about, "error": reason, "at": execution.ctx.clock_us()})
     return (yield from _commit(execution, drafts, turn.text, None, header))
 

@@ -8,6 +8,8 @@ such as a customer's number could be found by trying all of them.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
+from types import CodeType
 from typing import Any
 
 from blake3 import blake3
@@ -16,7 +18,7 @@ _NAME_MAX = 32  # characters of a function's name
 _HASH_BYTES = 6
 _ITEMS_MAX = 64  # items of a list or dict that are hashed
 _DEPTH_MAX = 3
-_PLAIN = (str, int, float, bool, bytes, type(None))
+_PLAIN = frozenset((str, int, float, bool, bytes, type(None)))
 _VARIADIC = (0x04, 0x08)  # inspect.CO_VARARGS, CO_VARKEYWORDS
 
 
@@ -27,6 +29,7 @@ def task_name(coro: Any, key: bytes) -> str:
     return f"{name}-{keyed_hash(text, key)}" if text else name
 
 
+@lru_cache(1024)
 def plain_part(name: str) -> str:
     """Return the letters, digits and underscores of a name, as a part of a path."""
     return re.sub(r"\W", "", name, flags=re.ASCII)[:_NAME_MAX]
@@ -42,23 +45,35 @@ def _arguments(coro: Any, depth: int) -> bytes:
     frame = getattr(coro, "cr_frame", None)
     if frame is None:
         return b""
-    code, values = frame.f_code, frame.f_locals
+    values = frame.f_locals
+    return b"".join([_plain(values[name], depth) for name in _parameters(frame.f_code) if name in values])
+
+
+@lru_cache(1024)
+def _parameters(code: CodeType) -> tuple[str, ...]:
     count = code.co_argcount + code.co_kwonlyargcount + sum(bool(code.co_flags & flag) for flag in _VARIADIC)
-    return b"".join(_plain(values[name], depth) for name in code.co_varnames[:count] if name in values)
+    return code.co_varnames[:count]
 
 
 def _plain(value: Any, depth: int) -> bytes:
     """Return a plain value as bytes; b"" for any other value."""
-    kind = type(value)
+    kind: type = type(value)
     if kind in _PLAIN:
         return repr(value).encode("utf-8", "backslashreplace") + b","
     if depth == 0:
         return b""
     if kind in (tuple, list):
-        return b"(" + b"".join(_plain(item, depth - 1) for item in value[:_ITEMS_MAX]) + b")" if value else b""
+        return b"(" + b"".join([_plain(item, depth - 1) for item in value[:_ITEMS_MAX]]) + b")" if value else b""
     if kind is dict:
         items = list(value.items())[:_ITEMS_MAX]
-        return b"{" + b"".join(_plain(key, 0) + _plain(item, depth - 1) for key, item in items) + b"}" if items else b""
-    if hasattr(value, "cr_frame"):  # the function is a helper that runs this coroutine
+        return (
+            b"{" + b"".join([_plain(key, 0) + _plain(item, depth - 1) for key, item in items]) + b"}" if items else b""
+        )
+    if _is_coroutine(kind):  # the function is a helper that runs this coroutine
         return str(value.__name__).encode() + b"(" + _arguments(value, depth - 1) + b")"
     return b""
+
+
+@lru_cache(1024)  # an attribute that a model of pydantic does not have is looked for in Python code, for every value
+def _is_coroutine(kind: type) -> bool:
+    return hasattr(kind, "cr_frame")

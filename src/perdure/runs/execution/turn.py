@@ -25,13 +25,18 @@ class AgentOptions(NamedTuple):
 
 
 class MailDraft(NamedTuple):
-    """A message that leaves with the turn. `target` names a member of the team, or a run."""
+    """A message that leaves with the turn. `target` names a member of the team, or a run.
+
+    With `is_id` it is the id of a run, and the message is left out if there is no such run: an answer whose caller was
+    deleted, or a notice to a supervisor that never joined, must not stop the member.
+    """
 
     target: str
     value: bytes
     topic: str = ""
     header: bytes | None = None
     for_turn: int | None = None
+    is_id: bool = False
 
 
 class Sent:
@@ -55,14 +60,22 @@ class AgentTurn:
         self.sends: list[MailDraft] = []
 
 
-def turn_incarnation(incarnation: bytes, mail: MailRow) -> bytes:
+def turn_incarnation(incarnation: bytes, mail: MailRow, resent: int | None = None) -> bytes:
     """Return what the idempotency keys of a turn are derived from.
 
     It follows from the message. So a message that is handled again after a rewind has the same keys, and another
-    message at the same place has others. A message that was sent again from the dead letters has new ones.
+    message at the same place has others. A message that was sent again from the dead letters has new ones. A nonce
+    tells messages apart for which a sender outside chose the same key, after retention has removed the first one.
+    `resent` asks for the keys of an earlier time that it was sent.
     """
-    resent = mail.about.get("resent", 0)
-    return blake3(b"%b/%b/%d" % (incarnation, mail.key.encode(), resent)).digest(16)
+    about = mail.about
+    parts = (
+        incarnation,
+        mail.key.encode(),
+        about.get("resent", 0) if resent is None else resent,
+        about.get("nonce", "").encode(),
+    )
+    return blake3(b"%b/%b/%d/%b" % parts).digest(16)
 
 
 def member_name(target: object) -> str:

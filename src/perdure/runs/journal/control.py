@@ -37,6 +37,8 @@ _SET_STATUS = Sql(
     WHERE tenant = :tenant AND run = :run AND status = :before RETURNING run"""
 )
 
+_FORGIVE = Sql("UPDATE run SET crashes = 0 WHERE tenant = :tenant AND run = :run")
+
 # The fence increases, so that a process that read the run before cannot claim it with the old code.
 _MOVE = Sql(
     """UPDATE run SET version = :version, bucket = NULL, fence = fence + 1
@@ -78,6 +80,8 @@ def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
     statement = _SET_STATUS(
         tenant=tenant, run=run, status=status, before=row.status, wake_at=wake_at, request=wish, now=now
     )
+    if request == "resume" and row.status == "stuck":  # a message that stopped its member gets all its attempts again
+        yield Batch(_FORGIVE(tenant=tenant, run=run))
     yield Batch(statement, *(take_turn(tenant, row) if request == "resume" and wish is None else ()))
     return status
 

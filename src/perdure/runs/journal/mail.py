@@ -22,6 +22,8 @@ from perdure.threads.save_engine import Moved, PreparedSave
 _HELD = """tenant = :tenant AND run = :me AND fence = :fence AND status = 'running' AND turn = :turn - 1"""
 _IF_HELD = f" AND EXISTS (SELECT 1 FROM run WHERE {_HELD})"
 _OVER = ", ".join(f"'{status}'" for status in FINISHED)
+IS_ANSWER = "topic LIKE 'call:%'"  # to a call of a turn
+IS_TOPIC = f"topic <> '' AND NOT {IS_ANSWER}"
 
 
 def _both(text: str, **columns: Any) -> Sql:
@@ -80,6 +82,11 @@ _BURY = Sql(
     WHERE tenant = :tenant AND run = :me AND seq = :seq AND state = 0{_IF_HELD} RETURNING seq""",
     seals={"header": MAIL_HEADER.at("me", "key")},
 )
+# Messages of topics that a turn received, and which is given up, wait again. Answers to its calls do not.
+_UNTAKE = Sql(
+    f"""UPDATE mail SET state = 0, taken_turn = NULL
+    WHERE tenant = :tenant AND run = :me AND taken_turn = :turn AND state = 1 AND {IS_TOPIC}{_IF_HELD}"""
+)
 # Intents stay, so that a rewind can say which effects the undone turns had. Rows that a fork shares stay too.
 _DROP = [
     Sql(
@@ -119,7 +126,7 @@ class MailRow(NamedTuple):
 
     @property
     def about(self) -> dict[str, Any]:
-        """The header: which call it makes (reply, turn), how often it was sent again (resent), why it is dead."""
+        """The header: its call (reply, turn), how often it was sent again (resent), why it is dead, a nonce."""
         return orjson.loads(self.header) if self.header else {}
 
 
@@ -199,7 +206,7 @@ def end_turn(token: FenceToken, sender: str, end: TurnEnd, saving: PreparedSave 
     if end.buried is None:
         statements.append(_TAKE(**me, seq=end.mail.seq, record=end.record))
     else:
-        statements.append(_BURY(**me, seq=end.mail.seq, key=end.mail.key, header=end.buried))
+        statements += [_BURY(**me, seq=end.mail.seq, key=end.mail.key, header=end.buried), _UNTAKE(**me)]
     for out in end.sends:
         about = {**me, "to": out.to, "topic": out.topic}
         fields = {"key": out.key, "value": out.value, "header": out.header, "for_turn": out.for_turn}

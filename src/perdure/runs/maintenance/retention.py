@@ -68,12 +68,17 @@ _DROP_ENTRIES = Sql(
 _DROP_REST = [
     Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run") for table in ("answer", "ask", "mail", "run_blob")
 ]
-_MEMBERS = Sql("SELECT run FROM run WHERE tenant = :tenant AND turn IS NOT NULL AND turn > 1 ORDER BY run")
+_MEMBERS = Sql("SELECT run, id FROM run WHERE tenant = :tenant AND turn IS NOT NULL AND turn > 1 ORDER BY run")
+_OLD_MAIL = """m.tenant = :tenant AND m.run = :run AND m.state IN (1, 3, 4) AND m.at < :before AND m.seq < (
+    SELECT max(n.seq) FROM mail n WHERE n.tenant = :tenant AND n.run = :run AND n.topic = '' AND n.state = 1)"""
 _DROP_MAIL = Sql(
-    """DELETE FROM mail WHERE tenant = :tenant AND run = :run AND seq IN (
-        SELECT m.seq FROM mail m WHERE m.tenant = :tenant AND m.run = :run AND m.state IN (1, 3) AND m.at < :before
-            AND m.seq < (SELECT max(n.seq) FROM mail n WHERE n.tenant = :tenant AND n.run = :run AND n.state = 1)
-        ORDER BY m.seq LIMIT :limit) RETURNING seq"""
+    f"""DELETE FROM mail WHERE tenant = :tenant AND run = :run AND seq IN (
+        SELECT m.seq FROM mail m WHERE {_OLD_MAIL} ORDER BY m.seq LIMIT :limit) RETURNING seq"""
+)
+_OLDEST_STATE = Sql(
+    f"""SELECT min(k.record), (SELECT count(*) FROM mail m WHERE {_OLD_MAIL}) FROM mail k
+    WHERE k.tenant = :tenant AND k.run = :run
+        AND NOT EXISTS (SELECT 1 FROM mail m WHERE {_OLD_MAIL} AND m.seq = k.seq)"""
 )
 _OLDEST_TURN = Sql("SELECT min(taken_turn) FROM mail WHERE tenant = :tenant AND run = :run AND state = 1")
 _INTENTS = Sql(
@@ -123,17 +128,29 @@ def sweep_runs(tenant: int, clock_us: Callable[[], int]) -> Flow[int]:
 
 
 def _sweep_mail(tenant: int, now: int) -> Flow[None]:
-    """Remove messages that members of teams took, and the intents of those turns, when their time is over.
+    """Remove messages that members of teams took, with states and intents of those turns, when their time is over.
 
     The newest message stays: it names the state that a rewind by one turn needs. What waits, or is dead, stays too.
+    States go first: a rewind to a turn whose message is gone must not find the first state, and take it for the turn's.
     """
     keep = yield from read(partial(_kept_us, tenant))
     if keep is not None:
-        for (run,) in (yield from fetch(_MEMBERS, tenant=tenant)):
+        for run, run_id in (yield from fetch(_MEMBERS, tenant=tenant)):
             key = {"tenant": tenant, "run": run, "before": now - keep}
+            [(oldest, count)] = yield from fetch(_OLDEST_STATE, **key)
+            if oldest is not None and count:
+                yield from _prune_states(tenant, run_id, oldest)
             while len((yield from change(_DROP_MAIL(**key, limit=_BATCH)))) == _BATCH:
                 pass
             yield from _sweep_intents(tenant, run)
+
+
+def _prune_states(tenant: int, run_id: str, oldest: int) -> Flow[None]:
+    """Remove the checkpoints of a member before `oldest`. Those that are pinned stay."""
+    name = thread_name(run_id)
+    thread = yield from read(partial(try_thread, tenant, name))
+    if thread is not None:
+        yield from gc.prune(tenant, name, thread.thread, None, oldest=oldest)
 
 
 def _sweep_intents(tenant: int, run: int) -> Flow[None]:
