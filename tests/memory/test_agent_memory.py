@@ -167,7 +167,7 @@ def test_hooks_decide_what_is_learned(tmp_path: Path) -> None:
         assert agent.facts.get("city") is None
         assert asked == ["I live in Rome", "I moved away"]
         assert AgentMemory(store, "bob").recall("Rome?").text() == "user: Rome?", "of another user there is nothing"
-        with pytest.raises(UsageError, match="not a list"):
+        with pytest.raises(UsageError, match="changes with the fields"):
             AgentMemory(store, "alice", extract=lambda turn: ["Rome"]).record("a", "b")
 
 

@@ -55,12 +55,20 @@ def path(tmp_path: Path) -> Path:
 
 
 async def test_a_client_in_another_process_saves_searches_and_forgets(path: Path) -> None:
-    async with client(path) as model:
+    async with client(path, "--block", "persona") as model:
         assert [tool.name for tool in (await model.list_tools()).tools] == [
             "memory_search",
             "memory_save",
             "memory_forget",
+            "memory_append",
+            "memory_replace",
         ]
+        assert await said(model, "memory_append", block="persona", text="Speaks German") == (
+            False,
+            "block 'persona' now reads:\nSpeaks German",
+        )
+        assert (await said(model, "memory_replace", block="persona", old="French", new="x"))[0]
+        assert await said(model, "memory_forget", key="persona") == (False, "forgot 'persona'")
         assert await said(model, "memory_save", key="hobby", fact="Alice loves hiking") == (False, "saved 'hobby'")
         failed, found = await said(model, "memory_search", query="hikes")
         assert not failed

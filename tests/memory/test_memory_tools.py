@@ -177,4 +177,4 @@ def test_schemas_name_what_a_model_gives(tmp_path: Path) -> None:
     with perdure.open(tmp_path / "a.db") as store:
         search, save, _ = perdure.tools(store.memory("a").tools()).schemas()
     assert search["function"]["parameters"]["required"] == ["query"]
-    assert save["function"]["parameters"]["properties"].keys() == {"key", "fact"}
+    assert save["function"]["parameters"]["properties"].keys() == {"key", "fact", "replaces"}

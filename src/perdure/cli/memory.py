@@ -49,7 +49,7 @@ embedder_option = click.option(
     "--embedder",
     metavar="NAME",
     envvar="PERDURE_EMBEDDER",
-    help="The embedder of your application: local, or APP:FUNCTION (or $PERDURE_EMBEDDER).",
+    help="The embedder of your application: local, SERVICE:MODEL, or APP:FUNCTION (or $PERDURE_EMBEDDER).",
 )
 
 
@@ -416,25 +416,33 @@ def reembed(cli: Invocation, labels: Labels, embedder: str | None) -> None:
     "--namespace", "labels", metavar="NAMESPACE", type=namespace, required=True, help="The namespace to serve."
 )
 @click.option("--read-only", is_flag=True, help="Offer memory_search only.")
+@click.option(
+    "--block", "blocks", metavar="NAME", multiple=True, help="Let the model edit this block (may be repeated)."
+)
 @embedder_option
 @click.pass_obj
-def mcp(cli: Invocation, url: str | None, labels: Labels, read_only: bool, embedder: str | None) -> None:
+def mcp(
+    cli: Invocation, url: str | None, labels: Labels, read_only: bool, blocks: tuple[str, ...], embedder: str | None
+) -> None:
     """Serve the memory of a namespace to a model as an MCP server.
 
     The server speaks the Model Context Protocol on stdin and stdout. Its tools are memory_search, memory_save and
-    memory_forget. They reach only this namespace of this tenant; memory_search also covers the namespaces below it.
+    memory_forget, and with --block also memory_append and memory_replace. They reach only this namespace of this
+    tenant; memory_search also covers the namespaces below it.
     Needs the extra `mcp`.
     """
     from perdure.memory.mcp import serve
 
     cli.store = url or cli.store
     with _open(cli, embedder) as store:
-        serve(_raw(store, labels), read_only=read_only)
+        serve(_raw(store, labels), read_only=read_only, blocks=blocks)
 
 
 def _open(cli: Invocation, embedder: str | None) -> Store:
-    """Open the store with an embedder: "local", or a function of an app."""
-    if embedder is None or embedder == "local":
+    """Open the store with an embedder: "local", "SERVICE:MODEL", or a function of an app."""
+    from perdure.memory.embedding_services import NAMES
+
+    if embedder is None or embedder == "local" or embedder.partition(":")[0] in NAMES:
         return cli.open(embedder=embedder)
     from perdure.runs.workers.loading import load_named
 

@@ -7,7 +7,7 @@ facts, procedural memory the instructions and what `promote` learned from runs. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -16,11 +16,12 @@ from perdure.errors import NotFound, UsageError
 from perdure.memory import flows, journal, maintenance, rows
 from perdure.memory.context import PROCEDURAL, Context, Prompt, assemble
 from perdure.memory.conversation import RECENT, Conversation, Strategy, Transcript
-from perdure.memory.hooks import as_step, call
+from perdure.memory.facts import Duplicates, FactChange, changes_of, check_duplicates, known_facts, versions_of
+from perdure.memory.hooks import as_step, call, takes
 from perdure.memory.labels import check_key, path_of
 from perdure.memory.models import Item, item_of
 from perdure.memory.policies import DEFAULT
-from perdure.memory.rows import DELETED, NewVersion
+from perdure.memory.rows import NewVersion
 from perdure.memory.search import ranked, search
 from perdure.runs.engine import flows as runs
 from perdure.runs.engine import reading
@@ -44,10 +45,18 @@ _OURS: Final = ("memory.", "conversation.", "perdure.")  # prefixes of step name
 class AgentMemory(Handle):
     """The memory of an agent with one user.
 
-    `instructions` begin every prompt. `extract(turn)` returns what to learn from a turn ({"user": …, "assistant": …}):
-    facts by key, with None for a fact to forget. `should_memorize(turn)` decides whether `extract` is called.
+    `instructions` begin every prompt. `extract(turn, known)` returns what to learn from a turn ({"user": …,
+    "assistant": …}). `known` has known facts by key, the nearest first. A function of one parameter gets the turn
+    alone. The answer is facts by key, with None for a fact to forget, or a list of changes:
+    `{"do": "supersede", "key": "home", "value": {…}, "supersedes": "first home", "valid_from": "2026-05-01"}`. `do` is
+    add, update, supersede, forget or nothing. A superseded fact stays, and is valid until the other one begins.
+    `duplicates` is for a new fact that says what a known one says: "merge" makes it a version of that one, "link" lets
+    it supersede that one, "keep" keeps both. `should_memorize(turn)` decides whether `extract` is called.
     `summarize(summary, turns)`, `strategy` and `recent` are those of `Conversation`. These functions may be async, and
     in a durable function they are steps.
+
+    `agent`, `run` and `shared` add scopes: `recall` also reads the namespaces ("agents", agent), ("runs", run) and
+    ("shared",), which hold what an agent, a run or everyone knows. The attribute `scopes` has them by name.
 
     Facts are capped at 8 KB and 90 days, unless their namespace has a policy. Pinned facts stay. The conversation is
     the thread `thread`, by default "users/" and the user. The attribute `memory` is the user's namespace, `facts` and
@@ -61,7 +70,11 @@ class AgentMemory(Handle):
         *,
         instructions: str = "",
         context: Context | int = BUDGET_TOKENS,
-        extract: Callable[[dict[str, str]], Any] | None = None,
+        agent: str | None = None,
+        run: str | None = None,
+        shared: bool = False,
+        extract: Callable[..., Any] | None = None,
+        duplicates: Duplicates = "merge",
         should_memorize: Callable[[dict[str, str]], Any] | None = None,
         summarize: Callable[[str, list[dict[str, str]]], Any] | None = None,
         strategy: Strategy = "hybrid",
@@ -71,13 +84,18 @@ class AgentMemory(Handle):
         self._context = store._context
         self.memory = store.memory("users", user)
         self.facts, self.procedures = store.memory("users", user, "facts"), store.memory("users", user, "procedures")
+        named = {"user": ("users", user), "agent": ("agents", agent), "run": ("runs", run), "shared": ("shared",)}
+        chosen = {"user": True, "agent": agent is not None, "run": run is not None, "shared": shared}
+        self.scopes = {name: store.memory(*map(str, named[name])) for name, is_chosen in chosen.items() if is_chosen}
         episodes = store.memory("users", user, "episodes")
         self.conversation = Conversation(
             store.thread(thread or f"users/{user}"), strategy, memory=episodes, summarize=summarize, recent=recent
         )
         self._prompts = context if isinstance(context, Context) else Context(context)
         self._instructions = instructions
-        self._extract = as_step("memory.extract", extract)
+        check_duplicates(duplicates)
+        self._duplicates: Duplicates = duplicates
+        self._extract, self._tells_known = as_step("memory.extract", extract), takes(extract, "known", 1)
         self._should_memorize = as_step("memory.should_memorize", should_memorize)
 
     @blocking
@@ -88,20 +106,25 @@ class AgentMemory(Handle):
         k: int | None = None,
         progress: Progress | str = "",
         scratchpad: Scratchpad | str = "",
+        scopes: Iterable[str] | None = None,
     ) -> Flow[Prompt]:
         """Return the prompt for a query. In a durable function it is recorded.
 
         It holds the instructions, the conversation so far, pinned items and items that are about the query. The user's
         other facts follow as far as there is room. With `k`, only the best `k` items are taken, and no other facts.
-        Needs the extra `search`.
+        `scopes` chooses among those of this object (default: all). Needs the extra `search`.
         """
         if k is not None and (type(k) is not int or not 0 <= k <= _FOUND_MAX):
             raise UsageError(
                 f"recall(k={k!r}): how many items about the query, 0 to {_FOUND_MAX}; None takes what fits"
             )
         pad = scratchpad if isinstance(scratchpad, str) else scratchpad.render()
+        names = [*self.scopes] if scopes is None else [*scopes]
+        if unknown := [name for name in names if name not in self.scopes]:
+            raise UsageError(f"recall(scopes=…): {unknown[0]!r} is not among {', '.join(self.scopes)}")
         said = [self.memory.namespace, query, self._prompts.budget_tokens, *([] if k is None else [k])]
-        return journal.read(self._context, "memory.recall", said, self._recall(query, k, progress, pad))
+        said += [] if names == ["user"] else [names]
+        return journal.read(self._context, "memory.recall", said, self._recall(query, k, progress, pad, names))
 
     arecall = awaited(recall)
 
@@ -113,19 +136,20 @@ class AgentMemory(Handle):
         `extract` returns, overridden by `facts`. The turn is durable when the method returns.
         """
         query, manifest = (prompt.manifest["query"], prompt.manifest) if isinstance(prompt, Prompt) else (prompt, None)
-        turn, learned = {"user": query, "assistant": answer}, dict(facts or {})
+        turn, learned = {"user": query, "assistant": answer}, changes_of(facts)
         asks = self._extract is not None
         if asks and self._should_memorize is not None:
             asks = yield from call(self._should_memorize, object, turn)
         if asks:
-            extracted = yield from call(self._extract, dict | None, turn)
-            learned = {**(extracted or {}), **learned}
+            known = [(yield from self._known(turn))] if self._tells_known else []
+            extracted = yield from call(self._extract, dict | list | None, turn, *known)
+            learned = {**changes_of(extracted), **learned}
         turns = [{"role": role, "text": text} for role, text in turn.items()]
         return (
             yield from self.conversation._record(
                 "memory.record",
                 turns,
-                said=[learned],
+                said=[{key: _said(change) for key, change in learned.items()}],
                 manifest=manifest,
                 learn=partial(self._learn, learned),
             )
@@ -177,40 +201,44 @@ class AgentMemory(Handle):
 
     # --- flows
 
-    def _recall(self, query: str, k: int | None, progress: Progress | str, scratchpad: str) -> Flow[Prompt]:
+    def _recall(
+        self, query: str, k: int | None, progress: Progress | str, scratchpad: str, names: Sequence[str]
+    ) -> Flow[Prompt]:
         now = self._context.clock_us()
-        scope = rows.ItemQuery(self.memory._path, now, valid_at=now)
-        reader = self.memory._reader()  # one for the three reads: unreadable items are reported once
+        reader = self.memory._reader()  # one for all reads: unreadable items are reported once
         listed = partial(flows.listing, self._context, offset=0, matches=reader)
-        items = yield from reader.shown(listed(scope._replace(pinned=1), None))
-        most = _FOUND_MAX if k is None else k
-        if most:
-            hits = search(self._context, scope, query, 0, most, True, lambda row: not row.pinned and reader(row))
-            items += yield from ranked(hits, reader)
-        if k is None:
+        most, items, about = _FOUND_MAX if k is None else k, list[Item](), list[Item]()
+        for name in names:
+            scope = rows.ItemQuery(self.scopes[name]._path, now, valid_at=now)
+            items += yield from reader.shown(listed(scope._replace(pinned=1), None))
+            if most:
+                hits = search(self._context, scope, query, 0, most, True, lambda row: not row.pinned and reader(row))
+                about += yield from ranked(hits, reader)
+        if len(names) > 1:
+            about.sort(key=lambda item: -(item.score or 0))
+        items += about[:most]
+        if k is None and "user" in names:
             known = {(item.namespace, item.key) for item in items}
-            facts = yield from reader.shown(listed(scope._replace(path=self.facts._path), _FOUND_MAX))
+            scope = rows.ItemQuery(self.facts._path, now, valid_at=now)
+            facts = yield from reader.shown(listed(scope, _FOUND_MAX))
             items += [item for item in facts if (item.namespace, item.key) not in known]
         build = partial(self._prompts.build, query, instructions=self._instructions, items=items)
         said = yield from self.conversation._read()
         return (yield from aside(partial(build, conversation=said, progress=progress, scratchpad=scratchpad)))
 
-    def _learn(self, learned: Mapping[str, Any]) -> Flow[dict[str, Sequence[NewVersion]]]:
-        """Return the versions of the learned facts, by path. A pinned fact stays pinned."""
+    def _known(self, turn: Mapping[str, str]) -> Flow[dict[str, Any]]:
+        """Return the known facts for `extract`, by key. In a run they are recorded."""
+        known = known_facts(self._context, self.facts._path, f"{turn['user']} {turn['assistant']}")
+        return journal.read(self._context, "memory.known", [self.facts.namespace, dict(turn)], known)
+
+    def _learn(self, learned: Mapping[str, FactChange]) -> Flow[dict[str, Sequence[NewVersion]]]:
+        """Return the versions of the learned facts, by path."""
         if not learned:
             return {}
         ctx, path = self._context, self.facts._path
-        now = ctx.clock_us()
         if (yield from flows.query(ctx, rows.policy_of, path)) is DEFAULT:
             yield from maintenance.policy(ctx, path, dict(CAPS))
-        there = yield from flows.query(ctx, rows.read_keys, [(path, check_key(key)) for key in learned], now)
-        puts = [
-            flows.new_version(ctx, now, key, value, pinned=old is not None and bool(old.pinned))
-            for (key, value), old in zip(learned.items(), there, strict=True)
-            if value is not None
-        ]
-        gone = [NewVersion(check_key(key), gone=DELETED) for key, value in learned.items() if value is None]
-        return {path: [*(yield from flows.with_vectors(ctx, puts)), *gone]}
+        return {path: (yield from versions_of(ctx, path, learned, self._duplicates))}
 
     def _rebuild(self, manifest: Mapping[str, Any]) -> Flow[Prompt]:
         said = Transcript(manifest["thread"])
@@ -230,6 +258,11 @@ class AgentMemory(Handle):
                     raise _erased(f"version {ref['version']} of item {ref['key']!r} of {'/'.join(ref['namespace'])}")
                 items[part].append(item_of(row, self._context.codec))
         return assemble(manifest, said, items)
+
+
+def _said(change: FactChange) -> Any:
+    """Return what a run compares of a change."""
+    return change.value if change[2:] == (None, None, None) else [*change[1:]]
 
 
 def _call(name: str, arguments: Mapping[str, Any] | None) -> str:

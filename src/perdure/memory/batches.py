@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from perdure.errors import UsageError
 from perdure.memory import flows, rows
-from perdure.memory.embed import embedding_of
+from perdure.memory.embed import PARTS, embedding_of
 from perdure.memory.labels import Labels, check_key, labels_of, path_of
 from perdure.memory.models import Item, item_of, microseconds
 from perdure.memory.reading import ItemReader
@@ -36,7 +36,7 @@ class ItemChange(NamedTuple):
     namespace: Labels
     key: str
     value: Any
-    text: str | None = None
+    texts: Sequence[str] | None = None  # that it is found by, with a vector each; None: all texts of the value
     ttl_s: float | None = None
 
 
@@ -74,24 +74,18 @@ def find(
 ) -> Flow[list[Item]]:
     """Return the items at and below a namespace that hold now and whose value matches, the best for a query first.
 
-    Without a query the newest are first. With an embedder the score of an item is its cosine. Without one it is that of
-    its words, and items that share no word with the query follow, the newest first: the caller asked by meaning, and an
-    empty answer would say that nothing is stored.
+    Without a query the newest are first. With an embedder the score of an item is its cosine, without one that of its
+    words. Items without a score follow, the newest first: an empty answer would say that nothing is stored.
     """
     now, limit, offset = ctx.clock_us(), check_limit(limit) or 0, check_limit(offset) or 0
     scope = ItemQuery(path_of(labels), now, valid_at=now)
     reader = ItemReader(ctx.codec, matches=matches)
     if query is None:
         return reader.items((yield from flows.listing(ctx, scope, limit, offset, reader)))
-    is_embedded = searcher_of(ctx).embedding is not None
-    ranked = yield from search(ctx, scope, query, offset if is_embedded else 0, offset + limit, False, reader)
-    shown = ranked if is_embedded else ranked[offset:]
-    items = [
-        replace(item, score=hit.cosine if is_embedded else hit.score)
-        for item, (_, hit) in zip(reader.items(row for row, _ in shown), shown, strict=True)
-    ]
-    if is_embedded:
-        return items
+    ranked = yield from search(ctx, scope, query, 0, offset + limit, False, reader, by_meaning=True)
+    shown = ranked[offset:]
+    scored = zip(reader.items(row for row, _ in shown), shown, strict=True)
+    items = [replace(item, score=hit.score) for item, (_, hit) in scored]
     if len(items) < limit:
         seen = {hit.id for _, hit in ranked}
         others = yield from flows.listing(
@@ -124,7 +118,7 @@ def write_items(ctx: StoreContext, changes: Sequence[ItemChange], refreshed: Seq
     if any(not path and one.value is not None for (path, _), one in newest.items()):
         raise UsageError("an item needs a namespace of at least one label")
     puts = [(path, one) for (path, _), one in newest.items() if one.value is not None]
-    drafts = [flows.draft_version(ctx, now, one.key, one.value, text=one.text, ttl_s=one.ttl_s) for _, one in puts]
+    drafts = [flows.draft_version(ctx, now, one.key, one.value, text=_text(one), ttl_s=one.ttl_s) for _, one in puts]
     versions = yield from flows.with_vectors(ctx, (yield from flows.new_versions(ctx, drafts)))
     by_path: _Changes = {}
     for (path, _), version in zip(puts, versions, strict=True):
@@ -140,6 +134,10 @@ def write_items(ctx: StoreContext, changes: Sequence[ItemChange], refreshed: Seq
         return flows.committed(op, partial(_landed, tenant, ordered, now))
 
     yield from flows.with_summaries(ctx, attempt)
+
+
+def _text(change: ItemChange) -> str | None:
+    return None if change.texts is None else PARTS.join(text.replace(PARTS, " ") for text in change.texts)
 
 
 def _write(

@@ -22,6 +22,7 @@ from perdure.storage.program import Flow, either, sleep
 
 BATCH = 128  # texts per call
 RETRY_DELAYS_S = (0.1, 0.5)
+PARTS = "\x1e"  # between the parts of a text that have a vector each
 KNOWN_MAX = 1000  # texts whose vectors are kept, for repeated queries and unchanged items
 
 
@@ -41,6 +42,7 @@ class Embedding:
         )
         if hasattr(embedder, "embed_query"):  # an embeddings object takes queries one by one
             self._queries = calls_of(lambda texts: [embedder.embed_query(text) for text in texts])
+        self._batch: int = getattr(embedder, "batch", BATCH)
         self.id: str = getattr(embedder, "id", None) or _name(embedder)
         self.dimension: int | None = getattr(embedder, "dimension", None)
         self.floor: float | None = getattr(embedder, "floor", None)
@@ -48,18 +50,25 @@ class Embedding:
         self._lock = threading.Lock()
 
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> Flow[Embedded]:
-        """Return the vectors of texts. An empty text has none.
+        """Return the vectors of texts. An empty text has none. Those of a text in parts follow each other.
 
         Some models embed a query differently from the texts to be found; set `queries` for queries.
         """
+        cut = [[text] if queries else text.split(PARTS) for text in texts]
+        vectors, problem = yield from self._vectors([part for parts in cut for part in parts], queries)
+        each = iter(vectors)
+        joined = (b"".join(vector for _, vector in zip(parts, each, strict=False) if vector) for parts in cut)
+        return Embedded([vector or None for vector in joined], problem)
+
+    def _vectors(self, texts: Sequence[str], queries: bool) -> Flow[Embedded]:
         problem = ""
         queries = queries and self._queries is not self._texts
         digests = {text: (queries, blake2b(text.encode(errors="replace"), digest_size=16).digest()) for text in texts}
         with self._lock:
             vector_of = {text: self._known.get(digest) for text, digest in digests.items()}
         missing = [text for text, known in vector_of.items() if known is None and text.strip()]
-        for start in range(0, len(missing), BATCH):
-            batch = missing[start : start + BATCH]
+        for start in range(0, len(missing), self._batch):
+            batch = missing[start : start + self._batch]
             vectors, failed = yield from self._embed(batch, self._queries if queries else self._texts)
             problem = problem or failed
             computed = dict(zip(batch, vectors, strict=False))
@@ -80,8 +89,10 @@ class Embedding:
                 raise
             except Exception as error:
                 problem = f"the embedder {self.id} failed: {type(error).__name__}: {error}"
-            if delay_s is not None:
-                yield from sleep(delay_s)
+                asked_s: float | None = getattr(error, "retry_after_s", 0)
+            if delay_s is None or asked_s is None:
+                break
+            yield from sleep(max(delay_s, asked_s))
         return [], problem
 
     def _stored(self, answer: Any, count: int) -> list[bytes]:
@@ -94,6 +105,26 @@ class Embedding:
         self.dimension = matrix.shape[1]
         lengths = numpy.linalg.norm(matrix, axis=1, keepdims=True)
         return [vector.tobytes() for vector in (matrix / numpy.maximum(lengths, 1e-9)).astype("<f2")]
+
+
+class SentenceModel:
+    """A model of sentence-transformers. It has a prompt of its own for queries where it was trained with one."""
+
+    def __init__(self, model: Any) -> None:
+        name = getattr(model, "id", None) or getattr(getattr(model, "tokenizer", None), "name_or_path", None)
+        if not name:
+            raise UsageError('this model has no name: set model.id = "…", which changes with the model')
+        self.id = f"sentence-transformers:{name}"
+        self._texts = getattr(model, "encode_document", model.encode)
+        self._queries = getattr(model, "encode_query", model.encode)
+
+    def embed_documents(self, texts: list[str]) -> Any:
+        """Return the vectors of texts that will be stored."""
+        return self._texts(texts)
+
+    def embed_query(self, text: str) -> Any:
+        """Return the vector of a text that is searched for."""
+        return self._queries([text])[0]
 
 
 class LocalEmbedder:
@@ -134,14 +165,22 @@ class LocalEmbedder:
 
 
 def embedding_of(embedder: object) -> Embedding | None:
-    """Return what `open(embedder=…)` names: "local", an embedder, a function, an embeddings object, or None."""
+    """Return the embedding for `open(embedder=…)`: a name, a function, an embeddings object or None."""
     if embedder is None or isinstance(embedder, Embedding):
         return embedder
     _numpy()
     if embedder == "local":
         return _local()
+    if isinstance(embedder, str):
+        from perdure.memory.embedding_services import ServiceEmbedder
+
+        return Embedding(ServiceEmbedder(embedder))
+    if hasattr(embedder, "encode") and not hasattr(embedder, "embed_documents"):
+        return Embedding(SentenceModel(embedder))
     if not callable(embedder) and not hasattr(embedder, "embed_documents"):
-        raise UsageError(f'embedder= is "local", a function from texts to vectors, or None; not {embedder!r:.100}')
+        raise UsageError(
+            f'embedder= is "local", "SERVICE:MODEL", a function from texts to vectors, or None; not {embedder!r:.100}'
+        )
     return Embedding(embedder)
 
 

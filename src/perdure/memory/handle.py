@@ -14,6 +14,7 @@ from perdure.memory.filters import matcher
 from perdure.memory.flows import KIND, Commit, Written, draft_version
 from perdure.memory.labels import Labels, check_key, check_str, path_of, subject_of
 from perdure.memory.models import Item, MemoryStats, Namespace, item_of, microseconds
+from perdure.memory.offers import MemoryOffers
 from perdure.memory.policies import KEEP, MemoryPolicy
 from perdure.memory.reading import ItemReader
 from perdure.memory.rows import DELETED, ItemQuery, ItemRow, NewVersion
@@ -30,7 +31,7 @@ from perdure.values.durations import Duration
 T = TypeVar("T")
 
 
-class Memory(MemoryDecisions):
+class Memory(MemoryDecisions, MemoryOffers):
     """The items of one namespace.
 
     `put`, `update`, `get`, `delete`, `erase` and `history` concern this namespace alone. `list`, `search`, `forget` and
@@ -270,22 +271,6 @@ class Memory(MemoryDecisions):
         return self._change("policy", flow) if said else self._read("memory.policy", [], flow)
 
     apolicy = awaited(policy)
-
-    def tools(self, *, read_only: bool = False, budget_tokens: int = 1000) -> list[Callable[..., Any]]:
-        """Return memory as tools of a model: the functions `memory_search`, `memory_save` and `memory_forget`.
-
-        They work with `perdure.tools`, agent frameworks and MCP. With `read_only`, only `memory_search` is returned. An
-        answer has at most `budget_tokens`. Use `atools` in an async run. Does no I/O.
-        """
-        from perdure.memory.tools import memory_tools  # imported late: few programs need it
-
-        return memory_tools(self, read_only, budget_tokens, is_async=False)
-
-    def atools(self, *, read_only: bool = False, budget_tokens: int = 1000) -> list[Callable[..., Any]]:
-        """Return what `tools` returns, as async functions."""
-        from perdure.memory.tools import memory_tools
-
-        return memory_tools(self, read_only, budget_tokens, is_async=True)
 
     @blocking
     def erase(self, key: str, *, full: bool = False) -> Flow[Erased]:

@@ -27,6 +27,15 @@ def as_step(name: str, hook: Callable[..., Any] | None) -> Any:
     return hook if hook is None or hasattr(hook, "perdure") else step(name=name)(hook)
 
 
+def takes(hook: Callable[..., Any] | None, name: str, place: int) -> bool:
+    """Return whether a function has a parameter of this name, or one without a default at this place."""
+    if hook is None:
+        return False
+    parameters = [*inspect.signature(hook).parameters.values()]
+    needed = [one for one in parameters if one.default is one.empty and one.kind <= one.POSITIONAL_OR_KEYWORD]
+    return any(one.name == name for one in parameters) or len(needed) > place
+
+
 def call(hook: Any, wants: type | UnionType, *args: Any) -> Flow[Any]:
     """Call a function that `as_step` returned, and return its result. Raises UsageError if its type is not `wants`."""
     name, is_async = hook.perdure.name.rpartition(".")[2], hook.perdure.is_async

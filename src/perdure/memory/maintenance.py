@@ -148,17 +148,25 @@ def sweep(ctx: StoreContext, tenant: int) -> Flow[int]:
     spaces = yield from fetch(_SPACES, tenant=tenant, path="", below=below(""))
     for space, path in spaces:
         yield from write(partial(_age_out, tenant, space, path, ctx.clock_us()))
-    while expired := (yield from fetch(_EXPIRED, tenant=tenant, now=ctx.clock_us(), limit=_PAGE)):
-        for path in dict.fromkeys(path for _, path in expired):
-            gone = [NewVersion(key, gone=EXPIRED) for key, of in expired if of == path]
-            if tenant == ctx.known_tenant:  # the store's `summarize` hooks belong to its own tenant
-                yield from write_versions(ctx, path, gone, ctx.clock_us())
-            else:
-                yield from write(partial(rows.write_versions, tenant, path, gone, ctx.clock_us()))
+    yield from end_expired(ctx, tenant)
     removed = 0
     for space, path in spaces:
         removed += yield from write(partial(_drop_old, tenant, space, path, ctx.clock_us()))
     return removed
+
+
+def end_expired(ctx: StoreContext, tenant: int) -> Flow[int]:
+    """End expired items, and return how many."""
+    count = 0
+    while expired := (yield from fetch(_EXPIRED, tenant=tenant, now=ctx.clock_us(), limit=_PAGE)):
+        for path in dict.fromkeys(path for _, path in expired):
+            gone = [NewVersion(key, gone=EXPIRED) for key, of in expired if of == path]
+            if tenant == ctx.known_tenant:  # the store's `summarize` hooks belong to its own tenant
+                ended = yield from write_versions(ctx, path, gone, ctx.clock_us())
+            else:
+                ended = yield from write(partial(rows.write_versions, tenant, path, gone, ctx.clock_us()))
+            count += sum(row is not None for row in ended)
+    return count
 
 
 def would_sweep(tenant: int, now: int) -> Flow[int]:

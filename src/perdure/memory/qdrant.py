@@ -129,7 +129,7 @@ class QdrantIndex:
 
     def _add(self, query: NearestQuery, space: int, vectors: Sequence[tuple[int, bytes]]) -> None:
         payload = {"tenant": query.tenant, "space": space}
-        points = [self._point(query.tenant, id, _numbers(vec), payload) for id, vec in vectors]
+        points = [self._point(query.tenant, id, _numbers(vec[: len(query.vector)]), payload) for id, vec in vectors]
         if points:
             self._client.upsert(self._collection(query), points, wait=True)
 

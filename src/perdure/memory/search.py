@@ -114,8 +114,12 @@ def search(
     end: int | None,
     relevant: bool,
     matches: Matches | None,
+    by_meaning: bool = False,
 ) -> Flow[Found]:
-    """Return the best items of a scope with their hits, from rank `start` up to `end`."""
+    """Return the best items of a scope with their hits, from rank `start` up to `end`.
+
+    With `by_meaning`, items are ranked by their cosine alone, and those without a vector are left out.
+    """
     import perdure.memory.segments  # noqa: F401 - raises ExtraMissing before the embedder is called
 
     searcher, vector = searcher_of(ctx), None
@@ -124,16 +128,18 @@ def search(
         return []
     if searcher.embedding is not None:
         [vector] = (yield from searcher.embedding.embed([query], queries=True)).vectors
+    by_meaning = by_meaning and vector is not None  # if the embedder fails, words decide
     kept = None if scope.then else searcher.scopes.get((tenant, scope.path, searcher.model, searcher.dimension))
     if kept is not None and kept.is_steady and end is not None and end <= _PAGE_MAX:
         ranking = kept.scope.rank(query, vector)
+        ranking = ranking.by_meaning() if by_meaning else ranking
         ranking = ranking.relevant(searcher.floor) if relevant else ranking
         best = list(islice(ranking, size := max(_FETCH, end)))
         hits = yield from read(partial(_search_kept, tenant, scope, kept, best, matches, end))
         if hits is not None and (len(hits) >= end or len(best) < size):
             return hits[start:end]
-    once = partial(_search, tenant, searcher, scope, query, vector, relevant, matches, end)
-    index = searcher.index if vector is not None and not scope.then else None
+    once = partial(_search, tenant, searcher, scope, query, vector, relevant, matches, end, by_meaning=by_meaning)
+    index = searcher.index if vector is not None and not (scope.then or by_meaning) else None
     hits = yield from read(partial(once, None if index is None else LARGE_ITEMS))
     count = PROPOSED
     while hits is None and index is not None:
@@ -170,6 +176,7 @@ def _search(
     end: int | None,
     most: int | None = None,
     proposal: Proposal | None = None,
+    by_meaning: bool = False,
 ) -> Program[Found | None]:
     """Return the best items of a scope.
 
@@ -187,6 +194,8 @@ def _search(
         best = list(islice(ranking, proposal.asked.limit))
         cosines = yield from _cosines(proposal, best, paths)
         ranking, bound = ranking.with_meaning(cosines), proposal.score_of_the_rest(best, relevant, searcher.floor)
+    if by_meaning:
+        ranking = ranking.by_meaning()
     if relevant:
         ranking = ranking.relevant(searcher.floor)
     ranked: Found = []

@@ -67,24 +67,27 @@ class IndexSegment:
     items: Array
     counts: Array
     vectors: Array  # float32, a row per item; NaN: no vector
+    more: Array  # the further vectors of items with several, …
+    more_items: Array  # … and their items
     lengths: Array  # the sum of an item's weighted counts
     places: dict[Hashable, int]
     alive: Array  # whether a version is still the newest of its item
 
     @classmethod
     def build(cls, rows: Sequence[IndexRow], dimension: int) -> IndexSegment:
-        """Return a segment of rows with words, one per key.
+        """Return a segment of rows with words, one per key. A row can have several vectors, one after the other.
 
         A vector of another dimension belongs to another model and is ignored.
         """
         packed = [row.words or b"" for row in rows]
         sizes = numpy.fromiter((len(words) // 5 for words in packed), "i8", len(rows))
         vectors = numpy.full((len(rows), dimension), numpy.nan, "f4")
-        embedded = [row.vector if row.vector and len(row.vector) == 2 * dimension else None for row in rows]
-        if known := [vector for vector in embedded if vector is not None]:
-            vectors[[vector is not None for vector in embedded]] = numpy.frombuffer(b"".join(known), "<f2").reshape(
-                -1, dimension
-            )
+        size = 2 * dimension
+        embedded = [row.vector if size and row.vector and len(row.vector) % size == 0 else b"" for row in rows]
+        known = numpy.frombuffer(b"".join(embedded), "<f2").reshape(-1, max(dimension, 1))
+        owners = numpy.repeat(numpy.arange(len(rows)), [len(vector) // max(size, 1) for vector in embedded])
+        is_first = numpy.diff(owners, prepend=-1) > 0
+        vectors[owners[is_first]] = known[is_first]
         return cls._sorted(
             numpy.fromiter((row.id for row in rows), "i8", len(rows)),
             tuple(row.key for row in rows),
@@ -92,17 +95,22 @@ class IndexSegment:
             numpy.repeat(numpy.arange(len(rows), dtype="i4"), sizes),
             numpy.frombuffer(b"".join([words[len(words) // 5 * 4 :] for words in packed]), "u1"),
             vectors,
+            known[~is_first].astype("f4"),
+            owners[~is_first],
         )
 
     @classmethod
     def merge(cls, parts: Sequence[IndexSegment]) -> IndexSegment:
         """Return one segment with the live versions of several."""
         postings: list[tuple[Array, Array, Array]] = []
+        further: list[tuple[Array, Array]] = []
         start = 0
         for part in parts:
             kept = part.alive[part.items]
             places = numpy.cumsum(part.alive, dtype="i4") - 1 + start
             postings.append((part.terms[kept], places[part.items[kept]], part.counts[kept]))
+            kept = part.alive[part.more_items]
+            further.append((part.more[kept], places[part.more_items[kept]]))
             start += part.live
         terms, items, counts = map(numpy.concatenate, zip(*postings, strict=True))
         return cls._sorted(
@@ -112,17 +120,20 @@ class IndexSegment:
             items,
             counts,
             numpy.concatenate([part.vectors[part.alive] for part in parts]),
+            *map(numpy.concatenate, zip(*further, strict=True)),
         )
 
     @classmethod
     def _sorted(
-        cls, ids: Array, keys: tuple[Hashable, ...], terms: Array, items: Array, counts: Array, vectors: Array
+        cls, ids: Array, keys: tuple[Hashable, ...], terms: Array, items: Array, counts: Array, *vectors: Any
     ) -> IndexSegment:
         lengths = numpy.bincount(items, counts, len(ids)).astype("i8")
         order = numpy.argsort(terms)
         places = {key: place for place, key in enumerate(keys)}
         alive = numpy.ones(len(ids), bool)
-        return cls(ids, keys, terms[order], items[order], counts[order], vectors, lengths, places, alive)
+        own, more, more_items = vectors
+        postings = terms[order], items[order], counts[order]
+        return cls(ids, keys, *postings, own, more, more_items, lengths, places, alive)
 
     @property
     def live(self) -> int:
@@ -130,7 +141,7 @@ class IndexSegment:
 
     @property
     def size_bytes(self) -> int:
-        arrays = (self.ids, self.lengths, self.terms, self.items, self.counts, self.vectors, self.alive)
+        arrays = (self.ids, self.lengths, self.terms, self.items, self.counts, self.vectors, self.more, self.alive)
         return sum(array.nbytes for array in arrays) + 200 * len(self.keys)
 
     def without(self, keys: Iterable[Hashable]) -> IndexSegment:
@@ -140,6 +151,14 @@ class IndexSegment:
         alive = self.alive.copy()
         alive[ended] = False
         return replace(self, alive=alive)
+
+    def cosines(self, target: Array) -> Array:
+        """Return the cosine of each item, that of its nearest vector."""
+        # Row by row, in one thread: a product of matrices would round a row differently in another segment.
+        nearest: Array = numpy.vecdot(self.vectors, target)
+        if len(self.more):
+            numpy.maximum.at(nearest, self.more_items, numpy.vecdot(self.more, target))
+        return nearest
 
     def postings(self, terms: Sequence[int]) -> list[slice]:
         """Return the slice of postings of each term."""
@@ -190,9 +209,8 @@ class IndexScope:
         if vector is None:
             cosines = [numpy.full(len(part.ids), numpy.nan, "f4") for part in self.parts]
         else:
-            # Row by row, in one thread: a product of matrices would round a row differently in another segment.
             target = numpy.frombuffer(vector, "<f2").astype("f4")
-            cosines = [numpy.vecdot(part.vectors, target) for part in self.parts]
+            cosines = [part.cosines(target) for part in self.parts]
         ids = [part.ids for part in self.parts]
         words, parts = self._words(query)
         return Ranking.fuse(self._live(ids), self._live(words), self._live(cosines), self._live(parts))
@@ -256,6 +274,10 @@ class Ranking:
         near = (self.parts >= QUERY_FLOOR) & (self.words >= WORDS_FLOOR * self.words.max(initial=0))
         return self._where(near if floor is None else near | (self.cosines >= floor))
 
+    def by_meaning(self) -> Ranking:
+        """Return the items that have a vector, ranked by their cosine alone."""
+        return replace(self, scores=self.cosines)._where(~numpy.isnan(self.cosines))
+
     def with_meaning(self, cosines: Mapping[int, float | None]) -> Ranking:
         """Return a ranking by words and meaning of the items in `cosines`. None: an item without a vector."""
         numbers = numpy.sort(numpy.fromiter(cosines, "i8"))
@@ -294,7 +316,7 @@ class Ranking:
 
 def cosines(vector: bytes, stored: Iterable[tuple[int, bytes]]) -> dict[int, float]:
     """Return the cosines between a vector and stored ones by id. Vectors of another dimension are left out."""
-    same = {id: other for id, other in stored if len(other) == len(vector)}
-    matrix = numpy.frombuffer(b"".join(same.values()), "<f2").astype("f4").reshape(len(same), len(vector) // 2)
-    products = numpy.vecdot(matrix, numpy.frombuffer(vector, "<f2").astype("f4"))
-    return dict(zip(same, products.tolist(), strict=True))
+    same = [IndexRow(id, id, b"", other) for id, other in stored]
+    part = IndexSegment.build(same, len(vector) // 2)
+    products = part.cosines(numpy.frombuffer(vector, "<f2").astype("f4")).tolist()
+    return {row.id: cosine for row, cosine in zip(same, products, strict=True) if not math.isnan(cosine)}

@@ -52,7 +52,7 @@ def pack(text: str, context: str | None = None) -> bytes:
     """Return the terms of a text (four bytes each, ascending), then their weighted counts (one byte each)."""
     counts: dict[int, int] = {}
     for part, weight in zip(index_text(text, context), (TEXT_WEIGHT, CONTEXT_WEIGHT), strict=True):
-        for stem in stems(part):
+        for stem in stems(part) if part else ():
             number = term(stem)
             counts[number] = counts.get(number, 0) + weight
     terms = sorted(counts)
