@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import reduce
 from typing import Any
@@ -28,21 +29,31 @@ from langgraph.store.base import Item as StoreItem
 from perdure import Store
 from perdure.adapters import FILTER_OPERATORS, Flow, Item, ItemChange, Items, Labels
 from perdure.errors import UsageError
-from perdure.langgraph.opening import IN_MEMORY, OpensStore
+from perdure.langgraph.opening import IN_MEMORY
+from perdure.langgraph.store_batches import MergedBatches
+from perdure.langgraph.store_sweeper import SweepsItems
 
 _WHOLE = "$"  # the field that is the whole value
+# The score of an item by its cosine. Vectors have length 1, and 16 bits per number: a cosine has four digits.
+_SCORES: dict[str, Callable[[float], float]] = {
+    "cosine": lambda cosine: cosine,
+    "inner_product": lambda cosine: cosine,
+    "l2": lambda cosine: -math.sqrt(max(0.0, 2 - 2 * round(cosine, 4))),
+}
 _MISSING = object()
 _Matcher = Callable[[Any], bool]
 
 
-class PerdureStore(OpensStore, BaseStore):
+class PerdureStore(SweepsItems, BaseStore):
     """LangGraph's store on `store.memory(…)`: the same namespaces, items and search, blocking and async in one class.
 
     `store` is a path or URL as for `perdure.open`, or an open store, which the caller closes. Without it, items are in
     memory and end with the process. `index` configures search: "embed" is the store's embedder (a function, an async
     function, a LangChain embeddings object, "provider:model", or "local"), "dims" the length of its vectors, "fields"
-    the fields to index (default: all texts). `ttl` has "default_ttl" in minutes and "refresh_on_read", whether a read
-    restarts it. An expired item is never returned, and is removed when the store is compacted.
+    the fields to index (default: all texts), with a vector each. The nearest vector of an item counts. "distance_type"
+    chooses its score, "cosine", "inner_product" or "l2", between vectors of length 1. `ttl` has "default_ttl" in
+    minutes and "refresh_on_read", whether a read restarts it. An expired item is never returned, and is removed by
+    `sweep_ttl` or when the store is compacted.
     """
 
     supports_ttl = True
@@ -60,25 +71,31 @@ class PerdureStore(OpensStore, BaseStore):
         self.ttl_config = ttl
         self._items = Items(self.store)
         self.index_config = index
-        self._fields = (index or {}).get("fields")
-        if index and (embed := index.get("embed")) is not None:
-            if isinstance(embed, str) and embed != "local":
-                embed = ensure_embeddings(embed)
-            self._items.use_embedder(embed, index.get("dims"))
+        config: dict[str, Any] = {**(index or {})}
+        fields = config.get("fields", config.get("text_fields"))  # SqliteStore calls them text_fields
+        self._fields: list[str] | None = [fields] if isinstance(fields, str) else fields
+        distance = config.get("distance_type") or "cosine"
+        if distance not in _SCORES:
+            raise UsageError(f'index={{"distance_type": {distance!r}}}: one of {", ".join(_SCORES)}')
+        self._score_of = _SCORES[distance]
+        #: the embeddings object of `index`, or None
+        self.embeddings: Any = None
+        if (embed := config.get("embed")) is not None:
+            self.embeddings = embed if embed == "local" else ensure_embeddings(embed)
+            self._items.use_embedder(self.embeddings if isinstance(embed, str) else embed, config.get("dims"))
+        self._merged = MergedBatches(lambda ops: self._items.arun(self._batch(ops)))
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
         """Run operations: first the reads, then the puts, all or none. Of two puts to one key, the last counts."""
-        return self._items.run(self._batch([*ops]))
+        return self._items.run(self._batch(_checked(ops)))
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """`batch`, awaited. Works on any event loop and starts no background task."""
-        return await self._items.arun(self._batch([*ops]))
+        """`batch`, awaited, on any event loop. Batches that wait at the same time are run as one."""
+        return await self._merged.run(_checked(ops))
 
     # --- flows
 
     def _batch(self, ops: Sequence[Op]) -> Flow[list[Result]]:
-        for op in ops:
-            _check(op)
         changes = [self._change(op) for op in ops if isinstance(op, PutOp)]
         gets = [op for op in ops if isinstance(op, GetOp)]
         got = iter((yield from self._items.get((op.namespace, op.key) for op in gets)))
@@ -92,7 +109,7 @@ class PerdureStore(OpensStore, BaseStore):
             elif isinstance(op, SearchOp):
                 matches = yield from self._search(op)
                 refreshed += matches if op.refresh_ttl else []
-                results.append([_search_item(item) for item in matches])
+                results.append([self._search_item(item) for item in matches])
             elif isinstance(op, ListNamespacesOp):
                 results.append((yield from self._namespaces(op)))
             else:
@@ -120,14 +137,27 @@ class PerdureStore(OpensStore, BaseStore):
         if op.ttl is not None and not op.ttl > 0:
             raise UsageError(f"put(ttl={op.ttl!r}): a number of minutes above 0, or None")
         ttl_s = None if op.ttl is None else op.ttl * 60
-        return ItemChange(op.namespace, op.key, dict(op.value), self._text(op), ttl_s)
+        return ItemChange(op.namespace, op.key, dict(op.value), self._texts(op), ttl_s)
 
-    def _text(self, op: PutOp) -> str | None:
-        """Return the text that an item is found by, or None for every text in its value."""
+    def _texts(self, op: PutOp) -> list[str] | None:
+        """Return the texts that an item is found by, or None for every text in its value."""
         fields = self._fields if op.index is None else op.index or []
         if fields is None or _WHOLE in fields:
             return None
-        return "\n".join(text for field in fields for text in get_text_at_path(op.value, field))
+        return [text for field in fields for text in get_text_at_path(op.value, field)]
+
+    def _search_item(self, item: Item) -> SearchItem:
+        score = item.score
+        if score is not None and self.embeddings is not None:
+            score = self._score_of(score)
+        return SearchItem(item.namespace, item.key, item.value, item.created_at, item.at, score)
+
+
+def _checked(ops: Iterable[Op]) -> list[Op]:
+    checked = [*ops]
+    for op in checked:
+        _check(op)
+    return checked
 
 
 def _check(op: Op) -> None:
@@ -157,10 +187,6 @@ def _item(item: Item) -> StoreItem:
         created_at=item.created_at,
         updated_at=item.at,
     )
-
-
-def _search_item(item: Item) -> SearchItem:
-    return SearchItem(item.namespace, item.key, item.value, item.created_at, item.at, item.score)
 
 
 # --- namespaces
