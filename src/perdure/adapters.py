@@ -22,7 +22,7 @@ from perdure.errors import InDoubt, NotFound, PerdureError, RunStuck, UsageError
 from perdure.log.envelopes import ENVELOPE, envelope_text
 from perdure.log.label_ids import pack_id
 from perdure.log.pending import Write
-from perdure.memory import batches
+from perdure.memory import batches, maintenance
 from perdure.memory.batches import ItemChange
 from perdure.memory.filters import OPERATORS as FILTER_OPERATORS
 from perdure.memory.labels import Labels
@@ -234,6 +234,11 @@ class Items:
     def namespaces(self, namespace: Labels) -> Flow[list[Labels]]:
         """Return this namespace and those below it, as far as they hold items."""
         return batches.namespaces(self._ctx, namespace)
+
+    def end_expired(self) -> Flow[int]:
+        """End the items whose time is over, and return how many. Their history stays as long as the policy says."""
+        tenant = yield from self._ctx.tenant()
+        return 0 if tenant is None else (yield from maintenance.end_expired(self._ctx, tenant))
 
     def write(self, changes: Sequence[ItemChange], refreshed: Sequence[Item] = ()) -> Flow[None]:
         """Write all changes, or none, and restart the expiry of the `refreshed` items."""
@@ -474,7 +479,7 @@ def _list_change(thread: Thread, items: Sequence[Any]) -> Callable[[bytes], byte
             return added
         if not (text.startswith(b"[") and text.endswith(b"]")):
             raise UsageError(f"the state of thread {thread.name!r} is no list: give its items a thread of their own")
-        return b"%b,%b" % (text[:-1], added[1:])
+        return b"".join((memoryview(text)[:-1], b",", memoryview(added)[1:]))  # copies the long text once
 
     return merge
 

@@ -99,6 +99,26 @@ def test_a_session_is_what_the_service_says(store: perdure.Store) -> None:
     asyncio.run(used())
 
 
+def test_a_session_that_another_process_created_again_is_appended_to(store: perdure.Store) -> None:
+    async def used() -> None:
+        mine, others = PerdureSessionService(store), PerdureSessionService(store)
+        where: Any = {"app_name": "again", "user_id": "ann", "session_id": "s1"}
+        old = await mine.create_session(**where)
+        await mine.append_event(old, said("before"))
+        await others.delete_session(**where)
+        with pytest.raises(StaleSessionError):
+            await mine.append_event(old, said("too late"))
+        await others.create_session(**where)
+        new = await mine.get_session(**where)
+        assert new is not None
+        await mine.append_event(new, said("after"))
+        stored = await others.get_session(**where)
+        assert stored is not None
+        assert [event.content for event in stored.events] == [said("after").content]
+
+    asyncio.run(used())
+
+
 def test_a_memory_finds_what_was_said(store: perdure.Store) -> None:
     async def used() -> list[str]:
         sessions, memory = PerdureSessionService(store), PerdureMemoryService(store)

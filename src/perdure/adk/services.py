@@ -22,7 +22,9 @@ from google.adk.sessions.state import State
 
 import perdure
 from perdure.adapters import aamend, aextend, arecall, in_run
-from perdure.errors import Conflict, NotFound
+from perdure.errors import Conflict, NotFound, ThreadDeleted
+
+_WRITERS_MAX = 1024
 
 
 class PerdureSessionService(BaseSessionService):
@@ -33,6 +35,8 @@ class PerdureSessionService(BaseSessionService):
 
     def __init__(self, store: perdure.Store) -> None:
         self._store = store
+        # A handle that has saved knows the newest state, so its next save reads nothing.
+        self._writers: dict[tuple[str, str, str], perdure.Thread] = {}
 
     def _thread(self, *parts: str, **tags: str) -> perdure.Thread:
         return self._store.thread("/".join(["adk", *(quote(part, safe="") for part in parts)]), metadata=tags)
@@ -94,21 +98,31 @@ class PerdureSessionService(BaseSessionService):
 
     async def append_event(self, session: Session, event: Event) -> Event:
         """Append an event. Raise StaleSessionError if another writer has changed the session since it was read."""
-        if event.partial or any(event.id == each.id for each in session.events):
+        if event.partial or event.id in [each.id for each in session.events]:
             return event
         self._apply_temp_state(session, event)
         event = self._trim_temp_delta_state(event)
         # Before the event: after a crash in between, it is appended again, and sets the same values again.
-        await self._share(session.app_name, session.user_id, event.actions.state_delta)
-        thread = self._session(session.app_name, session.user_id, session.id)
-        plain = event.model_dump(mode="json", exclude_none=True)
+        if event.actions.state_delta:
+            await self._share(session.app_name, session.user_id, event.actions.state_delta)
         try:
-            saved = await aextend(thread, [plain], expect=session._storage_update_marker)
+            saved = await self._extend(session, event.model_dump(mode="json", exclude_none=True))
         except Conflict as error:
             raise StaleSessionError(f"session {session.id} was changed by another writer: get it again") from error
         session._storage_update_marker = saved.id if saved is not None else None
         session.last_update_time = event.timestamp
         return self._commit_event_to_session(session, event)
+
+    async def _extend(self, session: Session, plain: dict[str, Any]) -> perdure.Checkpoint | None:
+        place, marker = (session.app_name, session.user_id, session.id), session._storage_update_marker
+        if (known := self._writers.pop(place, None)) is not None:
+            self._writers[place] = known
+            with suppress(ThreadDeleted):  # another process may have created it again
+                return await aextend(known, [plain], expect=marker)
+        thread = self._writers[place] = self._session(*place)
+        if len(self._writers) > _WRITERS_MAX:
+            self._writers.pop(next(iter(self._writers)))
+        return await aextend(thread, [plain], expect=marker)
 
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
         where = {"adk_app": app_name} | ({} if user_id is None else {"adk_user": user_id})

@@ -132,6 +132,8 @@ class _Copies:
                 kind: Any = "step" if options is None else "effect"
                 return await journaled(kind, name, key, body, **(options or {}))
 
+        # The SDK evaluates the annotations at every call. Texts would be compiled each time.
+        invoke.__annotations__ = {"context": ToolContext, "arguments": str}
         return dataclasses.replace(tool, on_invoke_tool=invoke)
 
 
