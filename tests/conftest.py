@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from selection import left_to_soak
 from soak import SOAK
 
 from perdure.runs.functions import specs
-from perdure.testing.postgres_server import PostgresServer
+from perdure.testing.postgres_server import PostgresServer, memory_directory
 
 # Before any test imports them: their assertions are shown as those of tests are.
 pytest.register_assert_rewrite(
@@ -36,6 +37,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
 )
 settings.load_profile("tests")
+
+# What tests write need not outlive the machine: in memory, an fsync costs nothing. A killed process leaves memory as it
+# leaves a disk, and tests of power losses have a file system of their own (power_loss.py).
+if (memory := memory_directory()) is not None:
+    os.environ["TMPDIR"] = tempfile.tempdir = memory
 
 # A shell without job control starts what runs in the background with Ctrl-C ignored; tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from installs import ROOT, Installs, named
+from soak import SOAK
 
 # One use of each extra. Without it, each says that it is missing.
 USES = {
@@ -29,6 +30,9 @@ USES = {
     "pydantic-ai": "import perdure.pydantic_ai",
     "otel": "import perdure; perdure.ops.metrics.otel().close()",
     "mcp": "from mcp.server import MCPServer; import perdure.memory.segments",
+    "object-lock": "from perdure.storage.object_lock import _client; _client()",
+    "redis": "from perdure.memory.redis import RedisPad; RedisPad(None, 'a')",
+    "sql": "import perdure; from perdure.forensics import sql; sql(perdure.open(':memory:'), 'SELECT 1')",
     "qdrant": "from perdure.memory.qdrant import QdrantIndex; QdrantIndex(None)",
     "s3": "from perdure.storage.objects import open_objects; open_objects('s3://bucket/prefix')",
     "schema": "from perdure.runs.functions.schemas import check_answer; check_answer(1, {'type': 'integer'})",
@@ -77,7 +81,13 @@ def test_every_extra_is_tried_alone_and_named_by_a_page() -> None:
     assert [extra for extra in extras() if not any(f"[{extra}]" in word or f"{extra}," in word for word in told)] == []
 
 
-@pytest.mark.parametrize("extra", USES)
+def by_example() -> set[str]:
+    """The extras that an example runs with, each alone: test_examples.py proves that they are enough."""
+    named_by = [named(example.read_text()) for example in (ROOT / "examples").glob("*.py")]
+    return {extra for extra in USES if {f"perdure[{extra}]"} in named_by}
+
+
+@pytest.mark.parametrize("extra", USES if SOAK else sorted(set(USES) - by_example()))
 def test_an_extra_alone_is_enough(installs: Installs, tmp_path: Path, extra: str) -> None:
     run(installs.python({f"perdure[{extra}]"}), tmp_path, "-c", USES[extra])
 

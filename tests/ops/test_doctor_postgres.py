@@ -31,6 +31,8 @@ def test_a_server_as_it_should_be_and_commits_that_are_not() -> None:
             assert worst(said(store)["durability"]) in ("ok", "note")  # note: pages without checksums
         with perdure.open(url, durability="normal") as store:
             assert "synchronous_commit is off" in text_of(said(store)["durability"])
+        with perdure.open(url, durability="replicated") as store:
+            assert "the server names none" in text_of(said(store)["durability"])
         others = [psycopg.connect(url) for _ in range(14)]
         with perdure.open(url) as store:
             assert worst(said(store)["connections"]) == "warning"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,41 @@ def test_files_under_names(bucket: str, tmp_path: Path) -> None:
     assert target.read_bytes() == source.read_bytes()
     with pytest.raises(perdure.NotFound, match="a/two"):
         objects.get_file("a/two", target)
+
+
+@pytest.fixture(params=["gs", "az"])
+def other_bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with fake_s3("agents") as url:
+        account = {
+            "gcs_base_url": url,
+            "disable_oauth": True,
+            "client_email": "",
+            "private_key": "",
+            "private_key_id": "",
+        }
+        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(account))
+        monkeypatch.setenv("GOOGLE_BASE_URL", url)
+        monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
+        monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", url)
+        yield f"{request.param}://agents/files"
+
+
+def test_a_backup_in_gcs_and_azure_and_back(other_bucket: str, tmp_path: Path) -> None:
+    place, path = f"{other_bucket}/monday.backup", str(tmp_path / "a.db")
+    with perdure.open(path) as store:
+        store.thread("a").save({"text": random.Random(7).randbytes(6_000_000)})  # more than one part
+        store.ops.backup(place)
+        with pytest.raises(perdure.UsageError, match="exists already"):
+            store.ops.backup(place)
+        with pytest.raises(perdure.UsageError, match="retention policy"):
+            store.ops.backup(f"{other_bucket}/b", retain_until=datetime.now(UTC) + timedelta(days=1))
+    assert perdure.ops.restore_backup(place, tmp_path / "b.db").ok
+    objects = open_objects(other_bucket)
+    objects.put_file("one", Path(__file__), create=True)
+    with pytest.raises(perdure.UsageError, match="already"):
+        objects.put_file("one", Path(__file__), create=True)
+    with pytest.raises(perdure.NotFound, match="two"):
+        objects.get_file("two", tmp_path / "two")
 
 
 def test_errors_name_the_place_and_no_secret(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,6 +141,8 @@ memory search users/alice hiking: search
 memory reembed --embedder local: search
 mcp --namespace users/alice: mcp
 inspect --port 0: inspect
+store sql SELECT: sql
+store parquet tables: sql
 """
 # Of other databases and services, or for what went wrong; their pages and tests use them.
 ELSEWHERE = {

@@ -18,7 +18,8 @@ MODES = ("mode", "way")
 # Repairs of many kinds of damage by the same few mechanisms: each test once, with the first of its parameters.
 ONCE = {"test_repair.py", "test_repair_random.py", "test_repair_unreadable.py"}
 # What these test lies above the SQL, which the contract, conformance and crash tests run on both databases. Every
-# statement of the library that they run on PostgreSQL, other tests run there too.
+# statement of the library that they run on PostgreSQL, other tests run there too (recorded by test, and compared). They
+# run on SQLite alone, in both modes.
 ABOVE_SQL = (
     "cli/",
     "forensics/",
@@ -34,6 +35,40 @@ ABOVE_SQL = (
     "ops/test_retention_of_forks",
     "ops/test_traces",
     "runs/test_verify_runs",
+    "runs/test_answers_names_and_caches.py",
+    "runs/test_asking_for_approval.py",
+    "runs/test_async_runs.py",
+    "runs/test_attempts_and_deadlines.py",
+    "runs/test_bad_parameters.py",
+    "runs/test_bad_use.py",
+    "runs/test_bad_use_elsewhere.py",
+    "runs/test_callbacks_by_name.py",
+    "runs/test_effects.py",
+    "runs/test_effects_doubt.py",
+    "runs/test_errors_are_kept.py",
+    "runs/test_forgotten_await.py",
+    "runs/test_handles.py",
+    "runs/test_parallel.py",
+    "runs/test_parallel_first.py",
+    "runs/test_parallel_map.py",
+    "runs/test_parallel_mistakes.py",
+    "runs/test_people.py",
+    "runs/test_progress.py",
+    "runs/test_questions_in_one_query.py",
+    "runs/test_retrying.py",
+    "runs/test_run_state.py",
+    "runs/test_run_values.py",
+    "runs/test_runs_begun_anew_and_changed.py",
+    "runs/test_runs_edge_cases.py",
+    "runs/test_sagas.py",
+    "runs/test_sagas_doubt.py",
+    "runs/test_saves_in_runs.py",
+    "runs/test_steps_limits.py",
+    "runs/test_subtasks.py",
+    "runs/test_timeouts.py",
+    "runs/test_tools.py",
+    "runs/test_tools_running.py",
+    "runs/test_waiting_is_visible.py",
     "snapshots/test_bundles",
     "langgraph/test_approvals",
     "langgraph/test_delta_history",
@@ -70,6 +105,7 @@ def left_to_soak(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     few: dict[str, list[pytest.Item]] = {}
     items = list(items)
     encrypted = {name_of(item) for item in items if "encrypted" in params_of(item).values()}
+    on_sqlite = {name_of(item) for item in items if databases_of(params_of(item)) == {"sqlite"}}
     for item in items:
         call = getattr(item, "callspec", None)
         if call is None:
@@ -79,13 +115,14 @@ def left_to_soak(items: Iterable[pytest.Item]) -> list[pytest.Item]:
             few.setdefault(name[1], []).append(item)
             continue
         place = f"{item.path.parent.name}/{item.path.name}"
-        repeated = place.startswith(ABOVE_SQL) and databases_of(call.params) == {"postgres"} and name in seen
+        above_sql = place.startswith(ABOVE_SQL)
+        repeated = above_sql and databases_of(call.params) == {"postgres"} and name in on_sqlite
         # A snapshot in memory is taken by the same statements as one in a file, and an encrypted one by all of them.
         if place.startswith(("snapshots/", "forensics/", "regions/")):
             kinds = {value for value in call.params.values() if isinstance(value, str)}
             repeated |= "memory" in kinds and name in seen
             repeated |= bool({"sqlite", "memory"} & kinds) and name in encrypted
-        if repeated or is_crossed(call.params) or (item.path.name in ONCE and name in seen):
+        if repeated or (not above_sql and is_crossed(call.params)) or (item.path.name in ONCE and name in seen):
             left.append(item)
         else:
             seen.add(name)

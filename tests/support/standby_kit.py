@@ -12,7 +12,8 @@ from pathlib import Path
 
 import psycopg
 
-from perdure.testing.postgres_server import PostgresServer, free_port
+from perdure.testing.ports import free_port
+from perdure.testing.postgres_server import PostgresServer
 
 
 class Standby:
@@ -32,6 +33,10 @@ class Standby:
 
     def resume(self) -> None:
         self._execute("SELECT pg_wal_replay_resume()")
+
+    def promote(self) -> None:
+        """Make it a primary, which takes writes."""
+        self._execute("SELECT pg_promote()")
 
     def catch_up(self, primary: str) -> None:
         """Wait until it has everything that the primary has committed."""

@@ -67,6 +67,19 @@ async def test_writes_and_reads(driver: SqliteDriver) -> None:
     assert driver.run(Transaction(count)) == 1
 
 
+async def test_a_group_looks_once_for_a_prepared_transaction(driver: SqliteDriver, commits: Commits) -> None:
+    looks = 0
+
+    def trace(_cursor: Any, text: str, _values: Any) -> bool:
+        nonlocal looks
+        looks += "FROM prepared" in text
+        return True
+
+    driver._writer._cursor.exec_trace = trace
+    await asyncio.gather(*(driver.arun(write(str(number))) for number in range(64)))
+    assert looks == commits.number < 64
+
+
 async def test_64_savers_share_their_commits(driver: SqliteDriver, commits: Commits) -> None:
     async def saver(name: int) -> None:
         for index in range(10):

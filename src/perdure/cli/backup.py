@@ -7,6 +7,7 @@ import re
 import shlex
 import sys
 from contextlib import ExitStack
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -22,7 +23,7 @@ from perdure.cli.base import (
     with_store,
 )
 from perdure.cli.health import checked
-from perdure.cli.parameters import trust_option, yes_option
+from perdure.cli.parameters import retain_option, trust_option, yes_option
 from perdure.cli.runs import existing_run
 from perdure.cli.text import plural, size
 from perdure.errors import UsageError
@@ -40,15 +41,16 @@ _SHOWN_MAX = 200
     "perdure store backup s3://bucket/monday.db --store postgresql://app@db/app",
 )
 @click.argument("file")
+@retain_option
 @with_store
-def backup(cli: Invocation, store: Store, file: str) -> None:
+def backup(cli: Invocation, store: Store, file: str, retain_until: datetime | None) -> None:
     """Copy the whole store while it is in use.
 
     Copies all tenants as of one commit. Writers do not wait for it. FILE is a new path or a new object:
-    s3://bucket/name, gs://…, az://…. The copy is itself a store.
+    s3://bucket/name, gs://…, az://…. The copy is itself a store. --retain-until locks an object in S3.
     """
     with cli.progress("backing up") as progress:
-        done = store.ops.backup(file, progress=progress)
+        done = store.ops.backup(file, progress=progress, retain_until=retain_until)
     if cli.json:
         return cli.document(done)
     cli.line(f"copied the store to {file}", f"{size(done.bytes)} in {done.seconds:.1f} s")

@@ -1,16 +1,17 @@
-"""The commands that examine history: snapshot incident, audit, export-dataset."""
+"""The commands that examine what is stored: snapshot incident, audit, export-dataset, store sql, store parquet."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import datetime
 from functools import partial, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.base import NO, OK, Invocation, command, root, snapshot_group, with_store
-from perdure.cli.parameters import public_key_option, sign_option
+from perdure.cli.base import NO, OK, Invocation, command, root, snapshot_group, store_group, with_store
+from perdure.cli.parameters import public_key_option, retain_option, sign_option
 from perdure.cli.runs import existing_run
 from perdure.cli.text import local, plural, readable
 from perdure.errors import UsageError
@@ -88,7 +89,8 @@ def _named(parts: Mapping[str, Any]) -> list[str]:
 )
 @click.argument("run")
 @click.option("--thread", is_flag=True, help="RUN is the name of a thread: audit its checkpoints.")
-@click.option("--write", metavar="HEAD", help="Write the head of the chain to this file.")
+@click.option("--write", metavar="HEAD", help="Write the head of the chain to this file or object.")
+@retain_option
 @sign_option
 @click.option("--check", metavar="HEAD", help="Compare with a head that was written earlier.")
 @public_key_option
@@ -99,6 +101,7 @@ def audit(
     run: str,
     thread: bool,
     write: str | None,
+    retain_until: datetime | None,
     sign: str | None,
     check: str | None,
     key: str | None,
@@ -109,20 +112,24 @@ def audit(
     since --write, and exits with 1 if there are any. --json prints a line per entry.
     """
     from perdure.forensics import audit_run, audit_thread
+    from perdure.transfers.files import local_file
 
     if sign and not write:
         raise UsageError("--sign signs the head that --write writes: give both")
+    if retain_until and not write:
+        raise UsageError("--retain-until locks the head that --write writes: give both")
     if not thread:
         existing_run(store, run)
     chain = audit_thread(store, run) if thread else audit_run(store, run)
     count = plural(len(chain.entries), "entry", "entries")
     if check is not None:
-        problems = chain.check(Path(check).read_bytes(), key)
+        with local_file(check) as path:
+            problems = chain.check(path.read_bytes(), key)
         text = "; ".join(problems) or f"no history was rewritten: {count}"
         cli.result(text, name=run, rewritten=problems)
         return NO if problems else OK
     if write is not None:
-        Path(write).write_bytes(chain.head(sign))
+        _write_head(write, chain.head(sign), retain_until)
         head = chain.entries[-1].hash if chain.entries else ""
         cli.result(f"wrote {write}: {count}", name=run, head=head, file=write)
         return OK
@@ -135,6 +142,19 @@ def audit(
     if chain.problem is not None:
         cli.message(chain.problem)
     return OK if chain.problem is None else NO
+
+
+def _write_head(place: str, data: bytes, retain_until: datetime | None) -> None:
+    """Write a head to a file, which may exist, or to a new object."""
+    from perdure.storage.objects import is_object_url
+    from perdure.transfers.files import AtomicFile
+
+    if retain_until is None and not is_object_url(place):
+        Path(place).write_bytes(data)
+        return
+    with AtomicFile(place, retain_until=retain_until) as file:
+        file.part.write_bytes(data)
+        file.commit()
 
 
 @command(
@@ -164,3 +184,80 @@ def export_dataset(cli: Invocation, store: Store, snapshot: str | None, redact: 
     redacted = partial(reduce, lambda text, pattern: pattern.sub("[redacted]", text), patterns)
     for document in export_dataset(source, redact=redacted):
         cli.json_line(document)
+
+
+_snapshot_option = click.option("--snapshot", metavar="NAME", help="Use the data as it was at this snapshot.")
+_reveal_option = click.option("--reveal", is_flag=True, help="Show secrets, which are masked otherwise.")
+
+
+@command(
+    store_group,
+    "Inspect",
+    'perdure store sql "SELECT status, count(*) FROM runs GROUP BY status"\n'
+    "perdure store sql \"SELECT thread, state->>'city' AS city FROM states\" --parquet cities.parquet\n"
+    "perdure store sql",
+    name="sql",
+)
+@click.argument("query", required=False)
+@click.option("--parquet", metavar="FILE", help="Write the result to this file, as Parquet.")
+@_snapshot_option
+@_reveal_option
+@click.option("--files", is_flag=True, help="Let the query read files too: read_parquet('…').")
+@click.pass_obj
+def store_sql(
+    cli: Invocation, query: str | None, parquet: str | None, snapshot: str | None, reveal: bool, files: bool
+) -> None:
+    """Query threads, checkpoints, states, runs, steps and memory of a tenant with SQL.
+
+    QUERY is one SELECT of DuckDB's SQL. Without it, prints the tables and their columns. States, arguments, results
+    and items are JSON. DuckDB works on copies in memory: the store is opened read-only, and the query reaches neither
+    files nor the network unless --files lets it read files.
+    """
+    from perdure.forensics import export_parquet, sql, sql_tables
+
+    if query is None:
+        rows = [(table, name, kind) for table, columns in sql_tables().items() for name, kind in columns.items()]
+        return cli.listing(
+            rows,
+            ("table", "column", "type"),
+            lambda row: row,
+            empty="",
+            document=lambda row: dict(zip(("table", "column", "type"), row, strict=True)),
+        )
+    with cli.open(read_only=True) as store:
+        source = store if snapshot is None else store.get_snapshot(snapshot)
+        if parquet is not None:
+            [count] = export_parquet(source, parquet, query=query, reveal=reveal, files=files).values()
+            return cli.result(f"wrote {parquet}: {plural(count, 'row')}", file=parquet, rows=count)
+        answer = sql(source, query, reveal=reveal, files=files)
+    return cli.listing(
+        answer.rows,
+        answer.columns,
+        lambda row: ["" if value is None else str(value) for value in row],
+        empty="no rows",
+        document=lambda row: readable(dict(zip(answer.columns, row, strict=True))),
+    )
+
+
+@command(
+    store_group,
+    "Inspect",
+    "perdure store parquet tables/\nperdure store parquet tables/ --snapshot nightly --tenant acme",
+    name="parquet",
+)
+@click.argument("folder")
+@_snapshot_option
+@_reveal_option
+@click.pass_obj
+def store_parquet(cli: Invocation, folder: str, snapshot: str | None, reveal: bool) -> None:
+    """Write threads, checkpoints, states, runs, steps and memory of a tenant as Parquet files.
+
+    Writes a file per table into FOLDER, and replaces files of the same names. `perdure store sql` prints the columns.
+    """
+    from perdure.forensics import export_parquet
+
+    with cli.open(read_only=True) as store:
+        source = store if snapshot is None else store.get_snapshot(snapshot)
+        counts = export_parquet(source, folder, reveal=reveal)
+    text = ", ".join(f"{name} ({plural(count, 'row')})" for name, count in counts.items())
+    cli.result(f"wrote {folder}: {text}", folder=folder, rows=counts)

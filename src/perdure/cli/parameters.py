@@ -56,6 +56,14 @@ def since(text: str) -> datetime:
         raise click.BadParameter(f"{text!r} is not a time: write 45s, 30m, 2h, 3d, 1w or 2026-01-31") from None
 
 
+def until(text: str) -> datetime:
+    """Parse a time to come: how long from now, or an ISO date."""
+    try:
+        return datetime.now(UTC) + duration(text)
+    except (click.BadParameter, OverflowError):
+        return since(text)
+
+
 def parse_value(text: str) -> Any:
     """Parse a value as JSON; return the text itself if it is not JSON."""
     try:
@@ -182,5 +190,8 @@ args_option = click.option(
     help="The arguments: a JSON list, or one value as JSON or text.",
 )
 full_option = click.option("--full", is_flag=True, help="PostgreSQL: also rewrite the tables; this locks them.")
+retain_option = click.option(
+    "--retain-until", type=until, metavar="TIME", help="S3: lock the object until then: 90d, 2027-11-18."
+)
 sign_option = click.option("--sign", metavar="FILE", help="Sign it with this private Ed25519 key (PEM).")
 public_key_option = click.option("--key", metavar="FILE", help="The public key (PEM) that must have signed it.")

@@ -90,12 +90,12 @@ class Collected(NamedTuple):
     kept: int = 0
 
 
-def prune(tenant: int, name: str, thread: int | None, keep: int) -> Flow[Collected]:
-    """Remove all but the newest `keep` records of each line of a thread."""
+def prune(tenant: int, name: str, thread: int | None, keep: int | None, *, oldest: int = 0) -> Flow[Collected]:
+    """Remove all but the newest `keep` records of each line of a thread, and those before `oldest`."""
 
     def program() -> Program[Collected]:
         row, tree = yield from lock_thread(tenant, name, thread)
-        return (yield from collect(tree, Cut(keep={row.thread: Rule(keep)})))
+        return (yield from collect(tree, Cut(keep={row.thread: Rule(keep, oldest=oldest)})))
 
     return (yield from write(program, solo=True))
 

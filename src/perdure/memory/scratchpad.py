@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
 from perdure.errors import NoProgress, NotFound, UsageError
@@ -58,13 +58,26 @@ class PadEntry:
         return f"[{self.n}] {self.kind}{f' of {self.source}' if self.source else ''}: {self.text}\n"
 
 
+class PadBackend(Protocol):
+    """Where the entries of a scratchpad outside of runs are kept, if not in the process."""
+
+    def load(self) -> tuple[list[dict[str, Any]], bytes]:
+        """Return the entries, and a mark of their version for `replace`."""
+        ...
+
+    def replace(self, entries: list[dict[str, Any]], before: bytes) -> bool:
+        """Write the entries. Return False, and write nothing, if their version is not `before` any more."""
+        ...
+
+
 class Scratchpad:
     """What a run saw, thought and decided, rendered in at most `budget_tokens`.
 
     At 70 % of the budget, observations before the newest ten are masked. If that is not enough, `summarize`, a function
     from a text to a shorter one, is called for the entries before the newest ten. In a run it is a step. Without
     `summarize`, old entries are left out when the budget is used up. Decisions stay in full. `tokens` counts the tokens
-    of a text, by default as `Context` does.
+    of a text, by default as `Context` does. `backend` (`perdure.memory.redis.RedisPad`) keeps the entries outside of
+    this process, for work that is not durable.
     """
 
     def __init__(
@@ -73,7 +86,14 @@ class Scratchpad:
         summarize: Callable[[str], Any] | None = None,
         *,
         tokens: Callable[[str], int] | None = None,
+        backend: PadBackend | None = None,
     ) -> None:
+        if backend is not None and _run() is not None:
+            raise UsageError(
+                "Scratchpad(backend=…) in a durable function: its scratchpad is in the run's state, which survives a "
+                "kill and is the same in a replay; leave backend= out"
+            )
+        self._backend, self._loaded = backend, b""
         self.budget_tokens = check_number("Scratchpad(budget_tokens=…)", budget_tokens)
         self._count = token_counter(tokens)
         self._summarize = as_step("scratchpad.summarize", summarize)
@@ -94,6 +114,20 @@ class Scratchpad:
         for name, value in (("kind", kind), ("text", text), ("source", source or "")):
             if not isinstance(value, str):
                 raise UsageError(f"scratchpad.add({name}=…) wants a str, not {type(value).__name__}")
+        while True:
+            added = yield from self._add(kind, text, source)
+            if added is not None:
+                _log.debug(
+                    "scratchpad: %s",
+                    kind,
+                    extra=event("scratchpad.entry", n=added.n, kind=kind, trace_id=added.trace_id),
+                )
+                return added.n
+
+    aadd = awaited(add)
+
+    def _add(self, kind: str, text: str, source: str | None) -> Flow[PadEntry | None]:
+        """Add an entry; None if another process has added one meanwhile."""
         entries = self.entries
         at, trace_id = self._stamp()
         added = self._counted(PadEntry(len(entries) + 1, kind, text, source, at, trace_id))
@@ -114,11 +148,7 @@ class Scratchpad:
                 f"the scratchpad has {total} tokens after compaction, and its budget is {self.budget_tokens}: the "
                 f"{kind} was not added; raise the budget, give it a summarize=, or make fewer decisions"
             )
-        self._store(entries)
-        _log.debug("scratchpad: %s", kind, extra=event("scratchpad.entry", n=added.n, kind=kind, trace_id=trace_id))
-        return added.n
-
-    aadd = awaited(add)
+        return added if self._store(entries) else None
 
     @property
     def tokens(self) -> int:
@@ -188,19 +218,26 @@ class Scratchpad:
     # --- storage of the entries
 
     def _stored(self) -> list[dict[str, Any]]:
+        if self._backend is not None:
+            stored, self._loaded = self._backend.load()
+            return stored
         return self._own if _run() is None else state().get(_KEY, [])
 
-    def _store(self, entries: list[PadEntry]) -> None:
+    def _store(self, entries: list[PadEntry]) -> bool:
+        """Keep the entries. Return False if the backend's have changed since they were read."""
         size = 0
         for at in reversed(range(len(entries))):
             if (text := entries[at].text) is not None and entries[at].instead is not None:
                 size += len(text)
                 entries[at] = entries[at] if size <= ORIGINALS_CHARACTERS_MAX else replace(entries[at], text=None)
         stored = [asdict(entry) for entry in entries]
+        if self._backend is not None:
+            return self._backend.replace(stored, self._loaded)
         if _run() is None:
             self._own = stored
         else:
             state()[_KEY] = stored
+        return True
 
     def _stamp(self) -> tuple[datetime, str]:
         """Return the time and the trace of a new entry. A run records them: a replay makes the same entry."""

@@ -182,16 +182,23 @@ class Operations(Handle):
     asweep_runs = awaited(sweep_runs)
 
     @blocking
-    def backup(self, place: str | os.PathLike[str], *, progress: Progress | None = None) -> Flow[Backup]:
+    def backup(
+        self,
+        place: str | os.PathLike[str],
+        *,
+        retain_until: datetime | None = None,
+        progress: Progress | None = None,
+    ) -> Flow[Backup]:
         """Copy the whole store, all tenants, to one file, consistent at one commit. The store may be in use.
 
         `place` is a path or an object's URL (`s3://bucket/name`) where nothing exists yet. The file is an SQLite store,
-        even if this one is on PostgreSQL. Encrypted data stays encrypted. `progress` is called with (done, total) bytes
-        or rows.
+        even if this one is on PostgreSQL. Encrypted data stays encrypted. With `retain_until`, an object in S3 is
+        locked: nobody can delete or replace it before (extra `object-lock`). `progress` is called with (done, total)
+        bytes or rows.
         """
         from perdure.transfers.backup import backup
 
-        return aside(partial(backup, self._context, place, progress))
+        return aside(partial(backup, self._context, place, progress, retain_until))
 
     abackup = awaited(backup)
 

@@ -51,7 +51,7 @@ def open_store(
     url: str | os.PathLike[str],
     *,
     trust: Sequence[str] = (),
-    durability: Literal["full", "normal"] = "full",
+    durability: Literal["full", "normal", "replicated"] = "full",
     tenant: str = DEFAULT_TENANT,
     timeout_s: float = 30.0,
     create: bool = True,
@@ -67,15 +67,17 @@ def open_store(
     """Open a store: a path or `sqlite:///path`, `:memory:`, or `postgresql://…`. A new store is created by default.
 
     `trust` names module prefixes whose data classes may be saved and loaded without being registered one by one.
-    `durability="normal"` may lose the last commits at a power loss, never more, and never corrupts. `timeout_s` is how
+    `durability="normal"` may lose the last commits at a power loss, never more, and never corrupts.
+    `"replicated"` also waits until a standby of PostgreSQL has applied each commit. `timeout_s` is how
     long to wait for other writers. `create=False` raises if there is no store. With `read_only=True` the database
     refuses every write (ReadOnlyStore). `lease_s` is how long a run stays with a
     process that stopped renewing its lease. A state larger than `warn_bytes` logs a warning with the path of its
     largest value. `keys` (a `KeyFile`, `StaticKeys`, 32 bytes, or "env" for the file that PERDURE_KEYS names) encrypts
     what is stored; data that is not encrypted is then refused. `embedder` makes memory searchable by meaning: "local",
-    a function from texts to vectors, or an object with `embed_documents` and `embed_query`. With None, items are found
-    by their words. With `search_index` (`perdure.memory.qdrant.QdrantIndex`), namespaces of more than 50,000 items are
-    searched there. Other options are passed to the driver.
+    "SERVICE:MODEL", a function from texts to vectors, an object with `embed_documents` and `embed_query`, or a model of
+    sentence-transformers. With None, items are found by their words. With
+    `search_index` (`perdure.memory.qdrant.QdrantIndex`), namespaces of more than 50,000 items are searched there. Other
+    options are passed to the driver.
     """
     check_name(tenant, "tenant")
     if not lease_s > 0:

@@ -62,14 +62,20 @@ class SnapshotStore(Handle):
         """Freeze the whole store, all tenants, at this instant. It takes milliseconds, however much is stored: from
         here on the first change of a row keeps the old one, until the snapshot is released or `keep_until` is past.
         Without a name it is snapshot-1, snapshot-2, … `who` is recorded in `ops.actions()`."""
+        return self.taking(name, note, keep_until, who)
+
+    asnapshot = awaited(snapshot)
+
+    def taking(
+        self, name: str | None, note: str | None, keep_until: datetime | None, who: str | None
+    ) -> Flow[Snapshot]:
+        """Return the flow of `snapshot`, for other flows. Raises UsageError for a wrong name or time."""
         if name is not None and not check_name(name, "snapshot").isprintable():
             raise UsageError(f"a snapshot's name has no control characters: {name!r}")
         until = microseconds(keep_until, "keep_until")
         if until is not None and until <= self._context.clock_us():
             raise UsageError(f"keep_until={keep_until!r} is past: the snapshot would be released at once")
         return self._snapshot(name or "snapshot", check_note(note), until, numbered=name is None, who=who)
-
-    asnapshot = awaited(snapshot)
 
     def _snapshot(
         self,

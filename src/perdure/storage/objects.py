@@ -23,6 +23,7 @@ _URLS = re.compile(r"\w+://\S+")
 _MESSAGE_MAX = 160
 _CHUNK_BYTES = 4 << 20
 _TIMEOUT_S = 120
+_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "GOOGLE_BASE_URL", "AZURE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL")
 
 
 class ObjectStore:
@@ -150,8 +151,7 @@ def redacted_url(text: str) -> str:
 
 def _client_options() -> dict[str, Any]:
     options: dict[str, Any] = {"timeout": timedelta(seconds=_TIMEOUT_S), "connect_timeout": timedelta(seconds=5)}
-    endpoint = os.environ.get("AWS_ENDPOINT_URL") or os.environ.get("AWS_ENDPOINT") or ""
-    if endpoint.startswith("http://"):  # the user asked for it explicitly
+    if any(os.environ.get(name, "").startswith("http://") for name in _ENDPOINTS):  # asked for explicitly
         options["allow_http"] = True
     # By default obstore retries for three minutes.
     return {

@@ -87,6 +87,8 @@ class Save(msgspec.Struct, frozen=True):
         except NotFound:
             if not self.text:
                 raise
+            if self.expect not in (None, NOTHING):
+                raise head_moved(self.cursor.name, self.expect, None) from None
             return (yield from self._prepared(self.merge(self.text), NOTHING, self.kind, after))
         if self.expect not in (None, row.head):
             raise head_moved(self.cursor.name, self.expect, row.head)

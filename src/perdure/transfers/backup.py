@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from contextlib import closing
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from urllib.parse import quote
@@ -32,13 +33,15 @@ _STEP_PAGES = 512  # 1 MB. Progress is reported between steps; longer steps are 
 _SIGN = Sql("INSERT INTO meta (key, value) VALUES ('backup', :value) ON CONFLICT (key) DO UPDATE SET value = :value")
 
 
-def backup(ctx: StoreContext, place: str | os.PathLike[str], progress: Progress | None) -> Backup:
+def backup(
+    ctx: StoreContext, place: str | os.PathLike[str], progress: Progress | None, retain_until: datetime | None = None
+) -> Backup:
     """Write a backup to a path or an object's URL, where nothing may exist yet."""
     start = time.monotonic()
     capabilities = ctx.driver.capabilities
     is_file = capabilities.path not in ("", MEMORY)
     backup_id, at = ctx.entropy(16).hex(), ctx.clock_us()
-    with AtomicFile(place) as file:
+    with AtomicFile(place, retain_until=retain_until) as file:
         if is_file:
             copy_file(Path(capabilities.path), file.part, progress)
         with closing(SqliteDriver(file.part, durability="normal")) as copy:  # closing moves SQLite's WAL into the file

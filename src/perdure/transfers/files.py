@@ -13,13 +13,17 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from perdure.errors import UsageError
 from perdure.storage.files import sync_folder, sync_path
 from perdure.storage.objects import ObjectStore, is_object_url, open_objects, redacted_url, split_object_url
 from perdure.storage.urls import is_postgres, redacted
+
+if TYPE_CHECKING:  # imported where it is used
+    from perdure.storage.object_lock import ObjectLock
 
 _PREFIX = "perdure-copy-"
 
@@ -27,11 +31,13 @@ _PREFIX = "perdure-copy-"
 class AtomicFile:
     """A file that `commit` puts in its place. Use it as a context manager: without `commit` it is removed.
 
-    `part` is the path to write to. Nothing may exist at the place yet.
+    `part` is the path to write to. Nothing may exist at the place yet. With `retain_until`, an object is locked after
+    it was uploaded.
     """
 
-    def __init__(self, place: str | os.PathLike[str]) -> None:
+    def __init__(self, place: str | os.PathLike[str], *, retain_until: datetime | None = None) -> None:
         text = os.fspath(place)
+        self._lock = None if retain_until is None else _lock(text, retain_until)
         self._object = store_and_name(text) if is_object_url(text) else None
         self._exit = ExitStack()
         if self._object is not None:
@@ -62,6 +68,8 @@ class AtomicFile:
         if self._object is not None:
             store, name = self._object
             store.put_file(name, self.part)
+            if self._lock is not None:
+                self._lock.retain(name)
         else:
             sync_path(self.part)
             self._place()
@@ -131,6 +139,15 @@ def store_and_name(url: str) -> tuple[ObjectStore, str]:
     return open_objects(folder), name
 
 
+def _lock(place: str, until: datetime) -> ObjectLock:
+    """Return the lock for an object at this place. Raise UsageError if it cannot be locked."""
+    from perdure.storage.object_lock import ObjectLock
+
+    if not is_object_url(place):
+        raise UsageError(f"{place} is a file, which its owner can always remove: only objects in S3 can be locked")
+    return ObjectLock(split_object_url(place)[0], until)
+
+
 def exists_already(path: Path) -> UsageError:
     return UsageError(f"{path} exists already: choose another name, or remove it first")
 
@@ -140,6 +157,10 @@ def file_path(place: str) -> Path:
     path = Path(place).absolute()
     if "://" in place or is_postgres(place):
         shown = redacted(place)
+        if place.startswith(("hdfs://", "webhdfs://")):
+            raise UsageError(
+                f"{shown!r}: HDFS is not supported. Write a local file and `hdfs dfs -put` it, or name an object store"
+            )
         raise UsageError(f"{shown!r} is neither a path of a file nor a place in an object store, such as s3://bucket/a")
     if not path.parent.is_dir():
         raise UsageError(f"the folder {path.parent} does not exist; create it first")

@@ -53,7 +53,9 @@ def place(ctx: StoreContext) -> Flow[list[Finding]]:
 
 def durability(ctx: StoreContext) -> Flow[list[Finding]]:
     """Check that a commit is on the server's disk when the call returns."""
-    values = yield from settings("fsync", "full_page_writes", "synchronous_commit", "data_checksums", "wal_level")
+    values = yield from settings(
+        *("fsync", "full_page_writes", "synchronous_commit", "synchronous_standby_names", "data_checksums")
+    )
     off = [name for name in ("fsync", "full_page_writes") if values.get(name) == "off"]
     if off:
         message = f"{' and '.join(off)} off: a crash of the server's machine may destroy the whole database"
@@ -64,6 +66,10 @@ def durability(ctx: StoreContext) -> Flow[list[Finding]]:
         message = "synchronous_commit is off for this store: a crash of the server may lose the last commits"
         hint = 'open it with durability="full", the default, unless that is meant; behind PgBouncer set it for the role'
         return [Finding("durability", "warning", message, hint)]
+    if values.get("synchronous_commit") == "remote_apply" and not values.get("synchronous_standby_names"):
+        message = "this store waits for a standby, and the server names none: a commit is on one server alone"
+        hint = "set synchronous_standby_names on the primary, and reload (how-to/postgresql)"
+        return [Finding("durability", "problem", message, hint)]
     message = (
         f"fsync and full_page_writes are on, synchronous_commit is {values.get('synchronous_commit', 'not visible')}"
     )

@@ -23,7 +23,8 @@ from perdure.storage.postgres.errors import ConnectionTarget, not_opened
 from perdure.storage.urls import is_postgres
 from perdure.storage.versions_postgres import version_postgres
 
-Durability = Literal["full", "normal"]
+Durability = Literal["full", "normal", "replicated"]
+_SYNCHRONOUS_COMMIT = {"full": "on", "normal": "off", "replicated": "remote_apply"}
 SERVER_VERSION_MIN = 150000  # the first with security_invoker views, which snapshots need
 _SCHEMA = re.compile(r"(?!pg_)[a-z_][a-z0-9_]{0,59}")  # the schema of snapshots appends "_at"
 
@@ -43,8 +44,8 @@ def parsed(
         raise UsageError(
             f"a schema's name is up to 60 lower-case letters, digits and _, not starting with pg_: {schema!r}"
         )
-    if durability not in ("full", "normal"):
-        raise UsageError(f'durability is "full" or "normal", not {durability!r}')
+    if durability not in _SYNCHRONOUS_COMMIT:
+        raise UsageError(f'durability is "full", "normal" or "replicated", not {durability!r}')
     if not timeout_s > 0:
         raise UsageError(f"timeout_s must be positive, not {timeout_s}")
     fields: dict[str, Any] | None = None
@@ -71,7 +72,7 @@ def parsed(
         # A process that is suspended inside a transaction must not hold its locks for ever.
         "idle_in_transaction_session_timeout": timeout_ms,
         # Always explicit, because some servers set their own default.
-        "synchronous_commit": "on" if durability == "full" else "off",
+        "synchronous_commit": _SYNCHRONOUS_COMMIT[durability],
     }
     if read_only:
         settings["default_transaction_read_only"] = "on"

@@ -40,6 +40,7 @@ class Job:
         "loop",
         "outside",
         "result",
+        "settles",
         "solo",
         "taken",
         "thread",
@@ -47,9 +48,12 @@ class Job:
         "work",
     )
 
-    def __init__(self, work: Work, solo: bool, deadline: float, *, outside: bool = False) -> None:
+    def __init__(
+        self, work: Work, solo: bool, deadline: float, *, settles: bool = False, outside: bool = False
+    ) -> None:
         self.work = work
         self.solo = solo  # joins no group, and no job joins it
+        self.settles = settles  # runs although the store is prepared (`storage/prepared.py`); then it is solo
         self.outside = outside  # runs outside of any transaction
         self.deadline = deadline  # for getting its turn, in time.monotonic
         self.result: Any = None
@@ -159,9 +163,10 @@ class CommitQueue:
                 return
         self._hand_over()
 
-    def run(self, work: Work, *, solo: bool = False, outside: bool = False) -> Any:
+    def run(self, work: Work, *, solo: bool = False, settles: bool = False, outside: bool = False) -> Any:
         """Commit one job, blocking. With `outside`, run it outside of a transaction when its turn comes."""
-        job = Job(work, solo or outside, monotonic() + self._timeout_s, outside=outside)
+        is_alone = solo or settles or outside
+        job = Job(work, is_alone, monotonic() + self._timeout_s, settles=settles, outside=outside)
         job.thread = thread = get_ident()
         try:
             with self._mutex:
@@ -188,7 +193,7 @@ class CommitQueue:
                 del job  # or the traceback keeps itself alive
         return job.result
 
-    async def arun(self, work: Work, *, solo: bool = False) -> Any:
+    async def arun(self, work: Work, *, solo: bool = False, settles: bool = False) -> Any:
         """Commit one job for a task.
 
         A task that is cancelled drops a job that has not begun. It waits for one that has: it must not be committed
@@ -196,7 +201,7 @@ class CommitQueue:
         """
         from asyncio import get_running_loop
 
-        job = Job(work, solo, monotonic() + self._timeout_s)
+        job = Job(work, solo or settles, monotonic() + self._timeout_s, settles=settles)
         job.loop = get_running_loop()
         job.future = job.loop.create_future()
         with self._mutex:

@@ -44,7 +44,6 @@ from perdure.storage.sqlite.writer import (
     perform_append,
     perform_at,
     perform_from,
-    unless_prepared,
 )
 from perdure.storage.wrapping import SnapshotDriver
 
@@ -77,6 +76,11 @@ class SqliteDriver:
         read_only: bool = False,
         hook: Hook | None = None,
     ) -> None:
+        if str(durability) == "replicated":
+            raise UsageError(
+                'durability="replicated" waits for a standby of PostgreSQL, and this store is a file: leave it out, or '
+                "copy the file with Litestream or `perdure store replicate`"
+            )
         if durability not in ("full", "normal"):
             raise UsageError(f'durability is "full" or "normal", not {durability!r}')
         if not 0 <= timeout_s <= _TIMEOUT_S_MAX:
@@ -125,8 +129,8 @@ class SqliteDriver:
         self._check_write()
         work = partial(perform, transaction.op)
         if transaction.settles:
-            return self._queue.run(work, solo=True)
-        return self._settled(partial(self._queue.run, partial(unless_prepared, work), solo=transaction.solo))
+            return self._queue.run(work, settles=True)
+        return self._settled(partial(self._queue.run, work, solo=transaction.solo))
 
     def at(self, epoch: int, token: str) -> Driver:
         """Return a driver that reads the store as it was at a snapshot (see `Driver`)."""
@@ -143,8 +147,8 @@ class SqliteDriver:
         if transaction.write:
             self._check_write()
             work = partial(perform, transaction.op)
-            work = work if transaction.settles else partial(unless_prepared, work)
-            return await self._asettled(partial(self._queue.arun, work, solo=transaction.solo))
+            run = partial(self._queue.arun, work, solo=transaction.solo, settles=transaction.settles)
+            return await self._asettled(run)
         return await self._aread(transaction.op)
 
     def _settled(self, work: Callable[[], Any]) -> Any:
@@ -212,13 +216,13 @@ class SqliteDriver:
         finally:
             queue.end_lead(thread)
         try:
-            return bool(queue.run(partial(unless_prepared, partial(perform_append, statements, counts))))
+            return bool(queue.run(partial(perform_append, statements, counts)))
         except CountDiffers:
             return False
 
     async def aappend(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
         self._check_write()
-        work = partial(unless_prepared, partial(perform_append, statements, counts))
+        work = partial(perform_append, statements, counts)
         try:
             return bool(await self._asettled(partial(self._queue.arun, work)))
         except CountDiffers:
@@ -302,7 +306,7 @@ class SqliteDriver:
         if os.getpid() != self._pid:
             raise self._forked()
         if self._target.in_memory:  # readers share the only connection with the writers
-            return self._queue.run(partial(perform_at, epoch, op) if epoch else partial(perform, op), solo=True)
+            return self._queue.run(partial(perform_at, epoch, op) if epoch else partial(perform, op), settles=True)
         connection = self._enter(epoch)
         healthy = False
         try:

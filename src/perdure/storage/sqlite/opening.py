@@ -107,8 +107,9 @@ def check_place(path: str, *, create: bool, mountinfo: str) -> None:
         raise read_only(path)
     if kind := network_file_system(path, mountinfo):
         raise OpenError(
-            f"{path} is on a network file system ({kind}), where SQLite's WAL is not safe; "
-            "use a local disk, or PostgreSQL"
+            f"{path} is on a network file system ({kind}), where SQLite's WAL is not safe: "
+            "processes on several machines share no memory there, and locks can be lost. Use a local disk and put "
+            "backups there (`perdure store backup`), or PostgreSQL if several machines write"
         )
 
 

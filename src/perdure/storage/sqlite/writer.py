@@ -90,12 +90,6 @@ def refuse_prepared(cursor: apsw.Cursor) -> None:
         raise PreparedHere(*row)
 
 
-def unless_prepared(work: Callable[[apsw.Cursor, Hook | None], Any], cursor: apsw.Cursor, hook: Hook | None) -> Any:
-    """Do work inside the transaction that is open on the cursor. Raises PreparedHere."""
-    refuse_prepared(cursor)
-    return work(cursor, hook)
-
-
 class CountDiffers(Exception):
     """A statement of an append changed a number of rows other than expected."""
 
@@ -340,6 +334,8 @@ class Writer:
         if nested:
             self._execute("SAVEPOINT job")
         try:
+            if not nested and not job.settles:  # no job of a group prepares the store: one look is enough for all
+                refuse_prepared(self._cursor)
             job.result = job.work(self._cursor, self._hook)
         except Exception as error:
             if nested and not self.connection.in_transaction:
