@@ -32,6 +32,7 @@ from perdure.runs.calls.decorators import effect, step
 from perdure.runs.execution.scope import Scope, ToolName, add_provider, current, need_scope
 from perdure.runs.functions.specs import StepSpec
 from perdure.storage.closing import AsyncClosing
+from perdure.storage.events import event, said
 from perdure.storage.program import Call, Flow, adrive, drive
 from perdure.storage.urls import is_postgres, sqlite_path
 from perdure.tasks import executions
@@ -89,6 +90,7 @@ __all__ = [
     "decode",
     "encode",
     "envelope_text",
+    "event",
     "extend",
     "hold",
     "in_run",
@@ -101,6 +103,7 @@ __all__ = [
     "recall",
     "register_foreign",
     "register_models",
+    "said",
     "sqlite_path",
     "tool_call",
 ]

@@ -91,6 +91,8 @@ memory get users/alice hobby
 memory namespaces
 memory items users/alice
 memory stats
+memory export users/alice alice.jsonl
+memory import users/bob alice.jsonl
 memory migrate app.py
 memory pin users/alice hobby
 memory unpin users/alice hobby

@@ -216,6 +216,8 @@ def store_sql(
     from perdure.forensics import export_parquet, sql, sql_tables
 
     if query is None:
+        with cli.open(read_only=True):  # a wrong store is refused, as by a query
+            pass
         rows = [(table, name, kind) for table, columns in sql_tables().items() for name, kind in columns.items()]
         return cli.listing(
             rows,

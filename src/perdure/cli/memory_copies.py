@@ -41,7 +41,7 @@ def export(cli: Invocation, store: Store, labels: Labels, file: IO[str]) -> None
     "perdure memory import users/alice alice.jsonl\nperdure memory import / mem0.json --form mem0",
 )
 @click.argument("labels", metavar="NAMESPACE", type=namespace)
-@click.argument("file", type=click.File("r", encoding="utf-8"))
+@click.argument("file", type=click.File("r", encoding="utf-8", lazy=True))
 @click.option(
     "--form",
     type=click.Choice(["perdure", "items", "mem0"]),

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import Damaged, ExtraMissing, UsageError
+from perdure.transfers.files import local_path
 from perdure.values.secrets import masked
 from perdure.views.graphs import is_checkpoint, values_of
 from perdure.views.readable_values import readable
@@ -73,7 +74,7 @@ def export_parquet(
     With `query`, write its result alone: `folder` is then the path of the file. Files of these names are replaced. Only
     their owner can read them.
     """
-    place = Path(folder)
+    place = local_path(os.fspath(folder))
     if query is None:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         queries = {place / f"{name}.parquet": f"SELECT * FROM {name}" for name in TABLES}

@@ -11,7 +11,7 @@ from typing import Any, Self
 
 from langgraph.store.base import TTLConfig
 
-from perdure.adapters import Items
+from perdure.adapters import Items, event, said
 from perdure.langgraph.opening import OpensStore
 
 _INTERVAL_MINUTES = 5
@@ -70,8 +70,12 @@ class SweepsItems(OpensStore):
             while not stop.wait(minutes * 60):
                 try:
                     self.sweep_ttl()
-                except Exception:
-                    _log.warning("expired items were not removed: the next sweep tries again", exc_info=True)
+                except Exception as error:
+                    _log.warning(
+                        "expired items were not removed, the next sweep tries again: %s",
+                        said(error),
+                        extra=event("memory.not_swept"),
+                    )
 
         self._sweeper = threading.Thread(target=sweep, name="perdure-ttl-sweeper", daemon=True)
         self._sweeper.start()

@@ -51,10 +51,10 @@ _OVER = ", ".join(f"'{status}'" for status in FINISHED)
 _LIVE_INTENTS = Sql(INTENTS.format(table="journal"), opens={3: JOURNAL_BODY.at(0, 1, 2)})
 # Instead of its turn, -1 for the message that a member handles now, if it handles one.
 _MESSAGES = Sql(
-    """SELECT m.sender, m.sent_turn, r.id, CASE WHEN m.state = 0 AND m.seq = b.seq THEN -1 ELSE m.taken_turn END
+    """SELECT m.sender, m.sent_turn, r.id, CASE WHEN m.state = 0 AND m.topic = '' AND m.seq = (SELECT min(n.seq)
+        FROM mail n WHERE n.tenant = :tenant AND n.run = m.run AND n.topic = '' AND n.state = 0)
+        THEN -1 ELSE m.taken_turn END
     FROM mail m JOIN run r ON r.tenant = m.tenant AND r.run = m.run
-    LEFT JOIN (SELECT n.run, min(n.seq) AS seq FROM mail n WHERE n.tenant = :tenant AND n.topic = '' AND n.state = 0
-        GROUP BY n.run) b ON b.run = m.run
     WHERE r.tenant = :tenant AND r.root = :root AND m.state < 3"""
 )
 # The messages of undone turns, with the one that may be handled now: the children of a turn are named by its message.

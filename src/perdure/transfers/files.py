@@ -154,7 +154,16 @@ def exists_already(path: Path) -> UsageError:
 
 def file_path(place: str) -> Path:
     """Return the absolute path of a file to be written. Raises UsageError."""
-    path = Path(place).absolute()
+    path = local_path(place)
+    if not path.parent.is_dir():
+        raise UsageError(f"the folder {path.parent} does not exist; create it first")
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder; name a file in it")
+    return path
+
+
+def local_path(place: str) -> Path:
+    """Return the absolute path of a file or folder. Raises UsageError for the URL of a database or of another place."""
     if "://" in place or is_postgres(place):
         shown = redacted(place)
         if place.startswith(("hdfs://", "webhdfs://")):
@@ -162,11 +171,7 @@ def file_path(place: str) -> Path:
                 f"{shown!r}: HDFS is not supported. Write a local file and `hdfs dfs -put` it, or name an object store"
             )
         raise UsageError(f"{shown!r} is neither a path of a file nor a place in an object store, such as s3://bucket/a")
-    if not path.parent.is_dir():
-        raise UsageError(f"the folder {path.parent} does not exist; create it first")
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder; name a file in it")
-    return path
+    return Path(place).absolute()
 
 
 def _remove_stale(parent: Path, prefix: str) -> None:
