@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from perdure.log.cache import TenantCache
 from perdure.memory import rows
 from perdure.memory.embed import Embedding
-from perdure.memory.large import LARGE_ITEMS, PROPOSED, NearestQuery, Proposal, SearchIndex
+from perdure.memory.large import LARGE_ITEMS, PROPOSED, SAMPLE, NearestQuery, Proposal, SearchIndex
 from perdure.memory.models import Item
 from perdure.memory.reading import ItemReader
 from perdure.memory.rows import KNOWN_THEN, LIVE, OF_ITEM, SEQUENCE_BITS, WANTED, ItemQuery, ItemRow
@@ -25,6 +25,8 @@ from perdure.storage.program import Batch, Driver, Flow, Program, Rows, Sql, Sta
 from perdure.threads.context import StoreContext
 
 if TYPE_CHECKING:  # needs numpy
+    from numpy.typing import NDArray
+
     from perdure.memory.ranking import Hit
     from perdure.memory.segments import IndexScope
 
@@ -132,8 +134,7 @@ def search(
     by_meaning = by_meaning and vector is not None  # if the embedder fails, words decide
     kept = None if scope.then else searcher.scopes.get((tenant, scope.path, searcher.model, searcher.dimension))
     if kept is not None and kept.is_steady and end is not None and end <= _PAGE_MAX:
-        ranking = kept.scope.rank(query, vector)
-        ranking = ranking.by_meaning() if by_meaning else ranking
+        ranking = kept.scope.rank(query, vector, by_meaning=by_meaning)
         ranking = ranking.relevant(searcher.floor) if relevant else ranking
         best = list(islice(ranking, size := max(_FETCH, end)))
         hits = yield from read(partial(_search_kept, tenant, scope, kept, best, matches, end))
@@ -142,12 +143,14 @@ def search(
     once = partial(_search, tenant, searcher, scope, query, vector, relevant, matches, end, by_meaning=by_meaning)
     index = searcher.index if vector is not None and not (scope.then or by_meaning) else None
     hits = yield from read(partial(once, None if index is None else LARGE_ITEMS))
-    count = PROPOSED
-    while hits is None and index is not None:
-        asked = NearestQuery(tenant, scope.path, searcher.model, vector or b"", count)
-        near = yield from index.nearest(asked)
-        hits = yield from read(partial(once, proposal=Proposal(asked, near)))
-        count *= 4
+    if hits is None and index is not None:
+        asked = NearestQuery(tenant, scope.path, searcher.model, vector or b"", PROPOSED)
+        target, noise = yield from read(partial(_sample, tenant, searcher, scope, asked))
+        while hits is None:
+            asked = asked._replace(vector=target)
+            near = yield from index.nearest(asked)
+            hits = yield from read(partial(once, proposal=Proposal(asked, near, noise)))
+            asked = asked._replace(limit=4 * asked.limit)
     return (hits or [])[start:end]
 
 
@@ -190,13 +193,14 @@ def _search(
     newest = {space: (last, generation) for space, last, generation, _, _ in spaces}
     kind = (searcher.model, searcher.dimension) if proposal is None else ("", 0)
     scope = yield from _scope(tenant, searcher, selection, newest, *kind)
-    ranking, bound = scope.rank(query, vector if proposal is None else None), None
+    ranking, bound = scope.rank(query, vector if proposal is None else None, by_meaning=by_meaning), None
     if proposal is not None:
         best = list(islice(ranking, proposal.asked.limit))
         cosines = yield from _cosines(proposal, best, paths)
-        ranking, bound = ranking.with_meaning(cosines), proposal.score_of_the_rest(best, relevant, searcher.floor)
-    if by_meaning:
-        ranking = ranking.by_meaning()
+        ranking, bound = (
+            ranking.with_meaning(cosines, proposal.noise),
+            proposal.score_of_the_rest(best, relevant, searcher.floor),
+        )
     if relevant:
         ranking = ranking.relevant(searcher.floor)
     ranked: Found = []
@@ -210,17 +214,33 @@ def _search(
     return None if bound is not None and (end is None or len(ranked) < end) else ranked
 
 
+def _sample(
+    tenant: int, searcher: Searcher, selection: ItemQuery, asked: NearestQuery
+) -> Program[tuple[bytes, NDArray[Any]]]:
+    """Return what is specific in a query's vector within a scope, and its cosines with a sample of the items."""
+    from perdure.memory.segments import specific_to
+
+    [spaces] = yield Batch(_SPACES(**selection.params(tenant)))
+    newest = {space: (last, generation) for space, last, generation, _, _ in spaces}
+    scope = yield from _scope(tenant, searcher, selection, newest, "", 0)
+    stored = yield from _vectors(asked, scope.sample(SAMPLE))
+    return specific_to(asked.vector, stored)
+
+
+def _vectors(asked: NearestQuery, ids: Sequence[int]) -> Program[Rows]:
+    pages = _pages(ids, _FETCH_VECTORS)
+    answers = yield Batch(*(_VECTORS(tenant=asked.tenant, model=asked.model, **page) for page in pages))
+    return [row for answer in answers for row in answer]
+
+
 def _cosines(proposal: Proposal, best: Sequence[Hit], paths: dict[int, str]) -> Program[dict[int, float | None]]:
     """Return the cosines of the proposed items and of the best by words, with None for those without a vector."""
     from perdure.memory.segments import cosines
 
-    asked = proposal.asked
     cosine_of = {one.id: one.cosine for one in proposal.near if one.id >> SEQUENCE_BITS in paths}
     others: dict[int, float | None] = {hit.id: None for hit in best if hit.id not in cosine_of}
     if others:
-        pages = _pages([*others], _FETCH_VECTORS)
-        answers = yield Batch(*(_VECTORS(tenant=asked.tenant, model=asked.model, **page) for page in pages))
-        others |= cosines(asked.vector, [row for answer in answers for row in answer])
+        others |= cosines(proposal.asked.vector, (yield from _vectors(proposal.asked, [*others])))
     return {**cosine_of, **others}
 
 
@@ -291,6 +311,6 @@ def ranked(flow: Flow[Found], reader: ItemReader, explain: bool = False) -> Flow
     found = yield from flow
     items = []
     for item, (_, hit) in zip(reader.items(row for row, _ in found), found, strict=True):
-        parts = {"words": hit.words} | ({} if hit.cosine is None else {"cosine": hit.cosine})
+        parts = {"words": hit.words} | ({} if hit.cosine is None else {"meaning": hit.meaning, "cosine": hit.cosine})
         items.append(replace(item, score=hit.score, explain=parts if explain else None))
     return items

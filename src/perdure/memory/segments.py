@@ -15,7 +15,7 @@ from itertools import compress
 from typing import Any, NamedTuple
 
 from perdure.errors import ExtraMissing
-from perdure.memory.ranking import Ranking, word_scores
+from perdure.memory.ranking import Ranking, specific, word_scores
 from perdure.memory.words import query_terms
 
 try:
@@ -179,25 +179,37 @@ class IndexScope:
         return sum(part.live for part in self.parts)
 
     @cached_property
-    def mean_length(self) -> float:
-        return sum(int(part.lengths[part.alive].sum()) for part in self.parts) / max(self.count, 1)
+    def total(self) -> tuple[Array, int]:
+        """Return the sum of the vectors of live items, and their number."""
+        kept = [part.vectors[part.alive & ~numpy.isnan(part.vectors[:, 0])] for part in self.parts]
+        sums = [vectors.sum(0, dtype="f8") for vectors in kept]
+        return numpy.sum(sums, 0), sum(map(len, kept))
+
+    def sample(self, most: int) -> list[int]:
+        """Return the ids of at most so many live items, evenly spread."""
+        ids = [id for part in self.parts for id in part.ids[part.alive].tolist()]
+        return ids[:: -(-len(ids) // most)] if ids else []
 
     @property
     def size_bytes(self) -> int:
         return sum(part.size_bytes for part in self.parts)
 
-    def rank(self, query: str, vector: bytes | None = None) -> Ranking:
-        """Rank the items that share a word with the query and, with the query's vector, all that have a vector."""
+    def rank(self, query: str, vector: bytes | None = None, *, by_meaning: bool = False) -> Ranking:
+        """Rank the items that share a word with the query and, with the query's vector, all that have a vector.
+
+        With `by_meaning`, rank by the plain cosine alone, and leave out items without a vector.
+        """
         if not self.parts:
             return Ranking.fuse(*numpy.zeros((4, 0)))
         if vector is None:
             cosines = [numpy.full(len(part.ids), numpy.nan, "f4") for part in self.parts]
         else:
-            target = numpy.frombuffer(vector, "<f2").astype("f4")
+            target = numpy.frombuffer(vector if by_meaning else specific(vector, *self.total), "<f2").astype("f4")
             cosines = [part.cosines(target) for part in self.parts]
         ids = [part.ids for part in self.parts]
-        words, parts = word_scores(query_terms(query), self.parts, self.count, self.mean_length)
-        return Ranking.fuse(self._live(ids), self._live(words), self._live(cosines), self._live(parts))
+        words, parts = word_scores(query_terms(query), self.parts, self.count)
+        ranking = Ranking.fuse(self._live(ids), self._live(words), self._live(cosines), self._live(parts))
+        return ranking.by_meaning() if by_meaning else ranking
 
     def _live(self, arrays: Sequence[Array]) -> Array:
         """Return the live entries of the segments' arrays as one array."""
@@ -208,7 +220,13 @@ class IndexScope:
 
 def cosines(vector: bytes, stored: Iterable[tuple[int, bytes]]) -> dict[int, float]:
     """Return the cosines between a vector and stored ones by id. Vectors of another dimension are left out."""
-    same = [IndexRow(id, id, b"", other) for id, other in stored]
-    part = IndexSegment.build(same, len(vector) // 2)
+    part = IndexSegment.build([IndexRow(id, id, b"", other) for id, other in stored], len(vector) // 2)
     products = part.cosines(numpy.frombuffer(vector, "<f2").astype("f4")).tolist()
-    return {row.id: cosine for row, cosine in zip(same, products, strict=True) if not math.isnan(cosine)}
+    return {id: cosine for id, cosine in zip(part.ids.tolist(), products, strict=True) if not math.isnan(cosine)}
+
+
+def specific_to(vector: bytes, stored: Iterable[tuple[int, bytes]]) -> tuple[bytes, Array]:
+    """Return a query's vector without what it shares with a sample of vectors, and its cosines with these."""
+    scope = IndexScope(len(vector) // 2).refresh(IndexRow(id, id, b"", other) for id, other in sorted(stored))
+    target = specific(vector, *scope.total) if scope.parts else vector
+    return target, numpy.array([*cosines(target, stored).values()], "f4")
