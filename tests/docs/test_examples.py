@@ -201,8 +201,9 @@ def test_a_team_that_was_killed_and_cut_goes_on(tmp_path: Path) -> None:
     assert first.splitlines() == [f"  searching for {topic}" for topic in ("tides", "moons", "orbits", "comets")]
     assert second.startswith("  searching for eclipses\n"), "what the killed process had searched was recorded"
     before, flying, back, again = (line for line in second.splitlines() if not line.startswith(" "))
-    assert flying == "in flight at the cut: ['orbits', 'comets', 'eclipses']"
-    assert (back.count("papers"), again.count("papers")) == (2, 5)
+    assert flying.startswith("in flight at the cut: ['orbits', 'comets', 'eclipses'")
+    # What the researcher had sent of its two topics, the writer had or it was on its way: the two work side by side.
+    assert (flying.count("papers") + back.count("papers"), again.count("papers")) == (2, 5)
     assert before.partition(":")[2] == again.partition(":")[2]
     with perdure.open(str(tmp_path / "team.db")) as store:
         assert store.ops.verify().ok

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 def export(cli: Invocation, store: Store, labels: Labels, file: IO[str]) -> None:
     """Write the items of a namespace and of those below it to a file, as lines of JSON.
 
-    The file - is standard output. Histories and vectors are not written: `perdure backup` copies everything.
+    The file - is standard output. Histories and vectors are not written: `perdure store backup` copies everything.
     """
     lines = store.memory(*labels).export_lines()
     file.writelines(f"{line}\n" for line in lines)
