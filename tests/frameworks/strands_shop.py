@@ -14,7 +14,7 @@ from strands.types.content import ContentBlock, Message
 import perdure
 from perdure.strands import PerdureSessionManager, durability
 
-__all__ = ["agent", "append", "texts", "work"]
+__all__ = ["agent", "append", "member", "texts", "work"]
 
 
 class Scripted(Model):
@@ -34,7 +34,8 @@ class Scripted(Model):
 
     async def stream(self, messages: Any, *args: Any, **options: Any) -> AsyncIterable[Any]:
         contents = [content for message in messages for content in message["content"]]
-        task = next(content["text"] for content in contents if "text" in content)
+        said = [content for message in messages if message["role"] == "user" for content in message["content"]]
+        task = "\n".join(content["text"] for content in said if "text" in content)
         results = [content["toolResult"]["content"][0]["text"] for content in contents if "toolResult" in content]
         decided = self.decided(task, results)
         yield {"messageStart": {"role": "assistant"}}
@@ -58,6 +59,10 @@ def _chunks(block: str | ToolCall) -> list[Any]:
 
 
 tools: list[Any] = [tool(each) for each in (search, weather, pay, wire, lose, refund)]
+
+
+def member() -> object:
+    return Agent(Scripted(decide), name="shop", tools=tools, plugins=[durability()], callback_handler=None)
 
 
 async def agent(task: str) -> str:

@@ -10,6 +10,7 @@ It needs the extra `langgraph`.
 
 from __future__ import annotations
 
+from perdure.adapters import register_agents
 from perdure.errors import ExtraMissing
 
 try:
@@ -23,4 +24,6 @@ from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.saver_import import MigrationReport, import_langgraph
 from perdure.langgraph.store import PerdureStore
 
-__all__ = ["MigrationReport", "PerdureSaver", "PerdureStore", "advance", "as_agent", "import_langgraph"]
+__all__ = ["MigrationReport", "PerdureSaver", "PerdureStore", "advance", "import_langgraph"]
+
+register_agents("langgraph", as_agent)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Mapping
+import copy
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
 from weakref import WeakSet
 
 from strands import Agent
+from strands.agent.state import AgentState
 from strands.hooks import BeforeInvocationEvent
 from strands.interrupt import Interrupt, InterruptException
 from strands.middleware import (
@@ -22,13 +24,14 @@ from strands.plugins import Plugin
 from strands.tools.structured_output.structured_output_tool import StructuredOutputTool
 
 import perdure
-from perdure.adapters import in_run, is_journaled, journaled, tool_call
+from perdure.adapters import in_run, is_journaled, journaled, register_agents, remembering, tool_call
 from perdure.errors import UsageError
 
 Options = Mapping[str, Any]
 Next = Callable[[Any], AsyncGenerator[TypedEvent, None]]
 _INTERRUPT = "tool_interrupt_event"
 _durable: WeakSet[Agent] = WeakSet()
+_members: WeakSet[Agent] = WeakSet()  # what they remember is in the states of a team's members
 
 
 def durability(
@@ -54,7 +57,7 @@ class _Durability(Plugin):
         was_in_run = in_run()
 
         def check(event: BeforeInvocationEvent) -> None:
-            if in_run() and not was_in_run:
+            if in_run() and not was_in_run and agent not in _members:
                 raise UsageError(
                     f"agent {agent.name!r} was made outside of the run, and remembers what else was said to it: make "
                     "it in the durable function that calls it"
@@ -173,3 +176,24 @@ def _restored(context: ExecuteToolContext, recorded: Any) -> ToolResultEvent:
 
 def _said(id: str, text: str, status: Any = "success") -> ToolResultEvent:
     return ToolResultEvent({"toolUseId": id, "status": status, "content": [{"text": text}]})
+
+
+def _as_agent(agent: Agent) -> Callable[[Any, Any], Awaitable[Any]]:
+    """Return an agent as the handler of a team's member. The text of its result is the answer."""
+    if agent not in _durable:
+        raise UsageError("an agent in a team is durable: Agent(…, plugins=[durability()])")
+    if agent._session_manager is not None:
+        raise UsageError("the messages of an agent in a team are in the member's state: leave session_manager out")
+    _members.add(agent)
+    first = {"messages": list(agent.messages), "state": agent.state.get()}
+
+    async def ask(message: str, history: Any) -> tuple[str, Any]:
+        begun = copy.deepcopy(history or first)
+        agent.messages, agent.state = begun["messages"], AgentState(begun["state"])
+        answer = str(await agent.invoke_async(message)).strip()
+        return answer, {"messages": list(agent.messages), "state": agent.state.get()}
+
+    return remembering(ask)
+
+
+register_agents("strands", _as_agent)
