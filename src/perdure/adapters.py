@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -323,12 +324,21 @@ async def journaled(
     """
     if not in_run():
         return await body()
+    _check_loop(name)
     unit: Callable[..., Awaitable[T]] = _unit(kind, name, options)
     scope = current.get()
     if scope is not None and scope.tool is not None:
         return await unit(body, **key)
     with _branch(name.rpartition(".")[2]):
         return await unit(body, **key)
+
+
+def _check_loop(name: str) -> None:
+    """Raise UsageError on an event loop that is not the run's: it would not be parked there."""
+    scope = current.get()
+    supervisor = None if scope is None else scope.execution.supervisor
+    if supervisor is not None and supervisor.loop is not asyncio.get_running_loop():
+        raise UsageError(f"{name!r} is called on an event loop of its own, and blocks the run: await the agent instead")
 
 
 def agent_call(name: str) -> AbstractContextManager[Scope | None]:

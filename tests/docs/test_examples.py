@@ -29,6 +29,7 @@ FRAMEWORKS = [
     "agent_framework",
     "openai_agents",
     "pydantic_ai",
+    "strands",
 ]  # each has an example that is killed and run again
 DEMO_S_MAX = 180  # on a machine that does other things too; alone it takes 10
 
