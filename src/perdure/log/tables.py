@@ -178,7 +178,14 @@ ERASED = Table(
     ("thread", "record"),
     versioned=False,
 )
-TABLES = (THREAD, TAG, RECORD, BODY, SPACE, LABEL, WRITE, PIN, ARCHIVED, ERASED)
+# Until when something was there that was deleted since: the store cannot show an earlier instant (`removals.py`).
+REMOVAL = Table(
+    "removal",
+    (Column("kind", "text"), Column("until_at", "int")),  # kind: thread, run, memory_item
+    ("kind", "until_at"),
+    few_rows=True,
+)
+TABLES = (THREAD, TAG, RECORD, BODY, SPACE, LABEL, WRITE, PIN, ARCHIVED, ERASED, REMOVAL)
 
 # The encrypted columns, for statements that read or write them.
 SALT, DIFF, FULL_TEXT = BODY.encrypted("salt"), BODY.encrypted("diff"), BODY.encrypted("full_text")
