@@ -49,7 +49,7 @@ from perdure.tasks import executions
 from perdure.tasks.policy import Task, scope_of
 from perdure.threads import line_saves, lines
 from perdure.threads.attachments import Ending
-from perdure.threads.checks import check_metadata, check_name, check_namespace
+from perdure.threads.checks import check_metadata, check_name, check_namespace, check_note
 from perdure.threads.line_reads import LineCheckpoint, LineFilters
 from perdure.threads.line_saves import Encoded, Part
 from perdure.threads.lines import Line, SaveOptions
@@ -275,18 +275,18 @@ class Tasks:
 # --- states that many writers change
 
 
-def amend(thread: Thread, change: Callable[[Any], Any]) -> Checkpoint | None:
+def amend(thread: Thread, change: Callable[[Any], Any], *, note: str | None = None) -> Checkpoint | None:
     """Save what `change` makes of the newest state (None: there is none yet). If it returns None, nothing is saved.
 
     If another writer saves in between, `change` is called again with the new state, so nothing is lost. In a durable
     function this happens once: a replay returns the same checkpoint and does not call `change`.
     """
-    return thread._run(_amending(thread, _text_change(thread, change)))
+    return thread._run(_amending(thread, _text_change(thread, change), note=check_note(note)))
 
 
-async def aamend(thread: Thread, change: Callable[[Any], Any]) -> Checkpoint | None:
+async def aamend(thread: Thread, change: Callable[[Any], Any], *, note: str | None = None) -> Checkpoint | None:
     """`amend`, awaited."""
-    return await thread._arun(_amending(thread, _text_change(thread, change)))
+    return await thread._arun(_amending(thread, _text_change(thread, change), note=check_note(note)))
 
 
 def extend(thread: Thread, items: Sequence[Any], *, expect: str | None = None) -> Checkpoint | None:
@@ -363,9 +363,11 @@ def _list_change(thread: Thread, items: Sequence[Any]) -> Callable[[bytes], byte
     return merge
 
 
-def _amending(thread: Thread, merge: Callable[[bytes], bytes], expect: str | None = None) -> Flow[Checkpoint | None]:
-    head = checkpoint_id(expect)
-    saving = Save(thread._context, thread._cursor, expect=head, merge=merge, asked=("amend",), text=_NOTHING)
+def _amending(
+    thread: Thread, merge: Callable[[bytes], bytes], expect: str | None = None, note: str | None = None
+) -> Flow[Checkpoint | None]:
+    at = checkpoint_id(expect)
+    saving = Save(thread._context, thread._cursor, note, expect=at, merge=merge, asked=("amend",), text=_NOTHING)
     try:
         return (yield from thread._perform(saving))
     except Unchanged:
