@@ -28,10 +28,11 @@ from perdure.adapters.agents import (
     remembering,
     tool_call,
 )
-from perdure.errors import InDoubt, NotFound, PerdureError, RunStuck, UsageError
+from perdure.errors import NotFound, UsageError
 from perdure.log.envelopes import ENVELOPE, envelope_text
 from perdure.log.label_ids import pack_id
 from perdure.log.pending import Write
+from perdure.log.task_questions import ANSWERED
 from perdure.memory import batches, maintenance
 from perdure.memory.batches import ItemChange
 from perdure.memory.filters import OPERATORS as FILTER_OPERATORS
@@ -41,14 +42,13 @@ from perdure.ops.store import Store
 from perdure.runs.calls.decorators import step
 from perdure.runs.execution.scope import Scope, add_provider
 from perdure.runs.functions.specs import StepSpec
+from perdure.runs.workers.resumers import Await, OtherGraph, Resumer, add_resumer
 from perdure.storage.closing import AsyncClosing
 from perdure.storage.events import event, said
 from perdure.storage.program import Call, Flow, adrive, drive
 from perdure.storage.urls import is_postgres, sqlite_path
-from perdure.tasks import executions
-from perdure.tasks.policy import Task, scope_of
+from perdure.tasks.handle import Tasks
 from perdure.threads import line_saves, lines
-from perdure.threads.attachments import Ending
 from perdure.threads.checks import check_metadata, check_name, check_namespace, check_note
 from perdure.threads.line_reads import LineCheckpoint, LineFilters
 from perdure.threads.line_saves import Encoded, Part
@@ -65,10 +65,12 @@ from perdure.values.model_tags import ModelShape, model_texts
 from perdure.values.registry import REGISTRY
 
 __all__ = [
+    "ANSWERED",
     "ENVELOPE",
     "FILTER_OPERATORS",
     "SIZE_MAX",
     "AsyncClosing",
+    "Await",
     "Call",
     "Codec",
     "Encoded",
@@ -82,13 +84,16 @@ __all__ = [
     "Lines",
     "ModelShape",
     "Part",
+    "OtherGraph",
     "PreparedSave",
+    "Resumer",
     "SaveOptions",
     "Scope",
     "StepSpec",
     "Tasks",
     "Write",
     "add_provider",
+    "add_resumer",
     "aamend",
     "apart",
     "accelerator",
@@ -238,38 +243,6 @@ class Items:
         return batches.write_items(self._ctx, changes, refreshed)
 
 
-class Tasks:
-    """The tasks of a framework that run in a store's threads and call steps and effects."""
-
-    def __init__(self, store: Store) -> None:
-        self._store, self._ctx = store, store._context
-
-    def scope(self, alive: Any, describe: Callable[[], dict[str, Any]]) -> Scope:
-        """Return the scope of one execution of a task, which the object `alive` identifies.
-
-        `describe` returns all fields of `Task` but the first. It is called once per execution.
-        """
-        return scope_of(alive, lambda: Task(self._ctx, **describe()))
-
-    def ending(self, thread: str, task: str, *, is_over: bool) -> Ending | None:
-        """Return the end of a task whose writes are about to be attached, or None if it called no step or effect."""
-        return executions.ending(self._ctx, thread, task, is_over)
-
-    def attaching(self, thread: str, namespace: str, id: str, writes: Sequence[Write]) -> Flow[None]:
-        """Attach values to a checkpoint from inside a call of a task."""
-        return self._store.thread(thread).line(namespace)._attach(id, writes)
-
-    def unsettled(self, thread: str, namespace: str, id: str) -> InDoubt | RunStuck | None:
-        """Return the error that a task of this checkpoint left for a person to settle, or None.
-
-        Until it is settled, no checkpoint may follow this one.
-        """
-        return executions.unsettled_in(self._ctx, thread, (namespace, id))
-
-    def running(self, thread: str, namespace: str, id: str) -> PerdureError | None:
-        """Return the error for a new run that would follow this checkpoint while a task of it is in a call, or None."""
-        is_busy = executions.is_busy_on(self._ctx, thread, (namespace, id))
-        return executions.runs_elsewhere(self._ctx, thread) if is_busy else None
 
 
 # --- states that many writers change
