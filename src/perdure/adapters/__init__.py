@@ -30,10 +30,11 @@ from perdure.adapters.agents import (
     tool_call,
     within,
 )
-from perdure.errors import InDoubt, NotFound, PerdureError, RunStuck, UsageError
+from perdure.errors import NotFound, UsageError
 from perdure.log.envelopes import ENVELOPE, envelope_text
 from perdure.log.label_ids import pack_id
 from perdure.log.pending import Write
+from perdure.log.task_questions import ANSWERED
 from perdure.memory import batches, maintenance
 from perdure.memory.batches import ItemChange
 from perdure.memory.filters import OPERATORS as FILTER_OPERATORS
@@ -43,15 +44,14 @@ from perdure.ops.store import Store
 from perdure.runs.calls.decorators import step
 from perdure.runs.execution.scope import Scope, add_provider
 from perdure.runs.functions.specs import StepSpec
+from perdure.runs.workers.resumers import Await, OtherGraph, Resumer, add_resumer
 from perdure.storage.closing import AsyncClosing
 from perdure.storage.events import event, said
 from perdure.storage.program import Call, Flow, adrive, drive
 from perdure.storage.urls import is_postgres, sqlite_path
-from perdure.tasks import executions
-from perdure.tasks.policy import Task, scope_of
+from perdure.tasks.handle import Tasks
 from perdure.threads import line_saves, lines
-from perdure.threads.attachments import Ending
-from perdure.threads.checks import check_metadata, check_name, check_namespace
+from perdure.threads.checks import check_metadata, check_name, check_namespace, check_note
 from perdure.threads.line_reads import LineCheckpoint, LineFilters
 from perdure.threads.line_saves import Encoded, Part
 from perdure.threads.lines import Line, SaveOptions
@@ -67,10 +67,12 @@ from perdure.values.model_tags import ModelShape, model_texts
 from perdure.values.registry import REGISTRY
 
 __all__ = [
+    "ANSWERED",
     "ENVELOPE",
     "FILTER_OPERATORS",
     "SIZE_MAX",
     "AsyncClosing",
+    "Await",
     "Call",
     "Codec",
     "Encoded",
@@ -84,13 +86,16 @@ __all__ = [
     "Lines",
     "ModelShape",
     "Part",
+    "OtherGraph",
     "PreparedSave",
+    "Resumer",
     "SaveOptions",
     "Scope",
     "StepSpec",
     "Tasks",
     "Write",
     "add_provider",
+    "add_resumer",
     "aamend",
     "apart",
     "accelerator",
@@ -242,55 +247,23 @@ class Items:
         return batches.write_items(self._ctx, changes, refreshed)
 
 
-class Tasks:
-    """The tasks of a framework that run in a store's threads and call steps and effects."""
-
-    def __init__(self, store: Store) -> None:
-        self._store, self._ctx = store, store._context
-
-    def scope(self, alive: Any, describe: Callable[[], dict[str, Any]]) -> Scope:
-        """Return the scope of one execution of a task, which the object `alive` identifies.
-
-        `describe` returns all fields of `Task` but the first. It is called once per execution.
-        """
-        return scope_of(alive, lambda: Task(self._ctx, **describe()))
-
-    def ending(self, thread: str, task: str, *, is_over: bool) -> Ending | None:
-        """Return the end of a task whose writes are about to be attached, or None if it called no step or effect."""
-        return executions.ending(self._ctx, thread, task, is_over)
-
-    def attaching(self, thread: str, namespace: str, id: str, writes: Sequence[Write]) -> Flow[None]:
-        """Attach values to a checkpoint from inside a call of a task."""
-        return self._store.thread(thread).line(namespace)._attach(id, writes)
-
-    def unsettled(self, thread: str, namespace: str, id: str) -> InDoubt | RunStuck | None:
-        """Return the error that a task of this checkpoint left for a person to settle, or None.
-
-        Until it is settled, no checkpoint may follow this one.
-        """
-        return executions.unsettled_in(self._ctx, thread, (namespace, id))
-
-    def running(self, thread: str, namespace: str, id: str) -> PerdureError | None:
-        """Return the error for a new run that would follow this checkpoint while a task of it is in a call, or None."""
-        is_busy = executions.is_busy_on(self._ctx, thread, (namespace, id))
-        return executions.runs_elsewhere(self._ctx, thread) if is_busy else None
 
 
 # --- states that many writers change
 
 
-def amend(thread: Thread, change: Callable[[Any], Any]) -> Checkpoint | None:
+def amend(thread: Thread, change: Callable[[Any], Any], *, note: str | None = None) -> Checkpoint | None:
     """Save what `change` makes of the newest state (None: there is none yet). If it returns None, nothing is saved.
 
     If another writer saves in between, `change` is called again with the new state, so nothing is lost. In a durable
     function this happens once: a replay returns the same checkpoint and does not call `change`.
     """
-    return thread._run(_amending(thread, _text_change(thread, change)))
+    return thread._run(_amending(thread, _text_change(thread, change), note=check_note(note)))
 
 
-async def aamend(thread: Thread, change: Callable[[Any], Any]) -> Checkpoint | None:
+async def aamend(thread: Thread, change: Callable[[Any], Any], *, note: str | None = None) -> Checkpoint | None:
     """`amend`, awaited."""
-    return await thread._arun(_amending(thread, _text_change(thread, change)))
+    return await thread._arun(_amending(thread, _text_change(thread, change), note=check_note(note)))
 
 
 def extend(thread: Thread, items: Sequence[Any], *, expect: str | None = None) -> Checkpoint | None:
@@ -367,9 +340,11 @@ def _list_change(thread: Thread, items: Sequence[Any]) -> Callable[[bytes], byte
     return merge
 
 
-def _amending(thread: Thread, merge: Callable[[bytes], bytes], expect: str | None = None) -> Flow[Checkpoint | None]:
-    head = checkpoint_id(expect)
-    saving = Save(thread._context, thread._cursor, expect=head, merge=merge, asked=("amend",), text=_NOTHING)
+def _amending(
+    thread: Thread, merge: Callable[[bytes], bytes], expect: str | None = None, note: str | None = None
+) -> Flow[Checkpoint | None]:
+    at = checkpoint_id(expect)
+    saving = Save(thread._context, thread._cursor, note, expect=at, merge=merge, asked=("amend",), text=_NOTHING)
     try:
         return (yield from thread._perform(saving))
     except Unchanged:

@@ -19,6 +19,7 @@ except ModuleNotFoundError as error:
     raise ExtraMissing("perdure.langgraph", "langgraph") from error
 
 from perdure.langgraph import nodes as _nodes  # noqa: F401 - lets steps and effects find the graph they run in
+from perdure.langgraph import workers as _workers  # noqa: F401 - lets workers resume graphs
 from perdure.langgraph.members import advance, as_agent
 from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.saver_import import MigrationReport, import_langgraph
