@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.memory.segments import Hit, IndexRow, IndexScope
+from perdure.memory.ranking import Hit
+from perdure.memory.segments import IndexRow, IndexScope
 from perdure.memory.words import pack, stems
 
 WORDS = ("fish", "bird", "tree", "stone", "river")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from perdure.storage.program import Flow
 
 if TYPE_CHECKING:  # needs numpy
-    from perdure.memory.segments import Hit
+    from perdure.memory.ranking import Hit
 
 LARGE_ITEMS = 50_000
 PROPOSED = 256  # the size of the first proposal, by words and by meaning
@@ -66,7 +66,7 @@ class Proposal(NamedTuple):
 
         Return None if there is no such item.
         """
-        from perdure.memory.segments import WORDS_FLOOR, WORDS_SHARE
+        from perdure.memory.ranking import WORDS_FLOOR, WORDS_SHARE
 
         words, meaning, near = 0.0, 0.0, self.near
         more_words, more_meaning = len(best) >= self.asked.limit, len(near) >= self.asked.limit

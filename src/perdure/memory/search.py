@@ -25,7 +25,8 @@ from perdure.storage.program import Batch, Driver, Flow, Program, Rows, Sql, Sta
 from perdure.threads.context import StoreContext
 
 if TYPE_CHECKING:  # needs numpy
-    from perdure.memory.segments import Hit, IndexScope
+    from perdure.memory.ranking import Hit
+    from perdure.memory.segments import IndexScope
 
 Matches = Callable[[ItemRow], bool]
 Found = list[tuple[ItemRow, "Hit"]]
