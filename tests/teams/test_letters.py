@@ -289,11 +289,14 @@ def test_a_new_capacity_reaches_members_that_exist(store: perdure.Store) -> None
         @team.agent(capacity=capacity)
         def agent(state: Any, message: Any) -> None: ...
 
-        team.spawn(agent, "agent")
+        team.spawn(agent, "second")
         return team
 
-    declare(1).send("agent", 1)
+    first = declare(1)
+    for name in ("agent", "second"):
+        first.send(name, 1)
     team = declare(2)
-    team.send("agent", 2)
-    with pytest.raises(MailboxFull, match="2 messages wait"):
-        team.send("agent", 3)
+    for name in ("agent", "second"):
+        team.send(name, 2)
+        with pytest.raises(MailboxFull, match="2 messages wait"):
+            team.send(name, 3)
