@@ -24,7 +24,7 @@ from perdure.log.label_ids import pack_id
 from perdure.log.pending import Write
 from perdure.memory import batches, maintenance
 from perdure.memory.batches import ItemChange
-from perdure.memory.filters import OPERATORS as FILTER_OPERATORS
+from perdure.memory.filters import Condition, Filter, checked_filter, field_condition
 from perdure.memory.labels import Labels
 from perdure.memory.models import Item
 from perdure.ops.store import Store
@@ -56,12 +56,13 @@ from perdure.values.registry import REGISTRY
 
 __all__ = [
     "ENVELOPE",
-    "FILTER_OPERATORS",
     "SIZE_MAX",
     "AsyncClosing",
     "Call",
     "Codec",
+    "Condition",
     "Encoded",
+    "Filter",
     "Flow",
     "Item",
     "ItemChange",
@@ -86,12 +87,14 @@ __all__ = [
     "agent_call",
     "amend",
     "arecall",
+    "checked_filter",
     "common_size",
     "decode",
     "encode",
     "envelope_text",
     "event",
     "extend",
+    "field_condition",
     "hold",
     "in_run",
     "io_only_in_units",

@@ -16,7 +16,7 @@ from perdure.log import erase
 from perdure.memory.labels import above, below, labels_of, subject_of
 from perdure.memory.maintenance import removal, remove
 from perdure.memory.rows import SEQUENCE_BITS
-from perdure.memory.search import searcher_of
+from perdure.memory.scopes import searcher_of
 from perdure.storage.program import Batch, Flow, Program, Sql, read, write
 from perdure.storage.versions import forget, installed
 from perdure.threads.actions import forget_actions

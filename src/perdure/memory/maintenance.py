@@ -15,7 +15,7 @@ from perdure.memory.labels import below
 from perdure.memory.models import indexed
 from perdure.memory.policies import MemoryPolicy
 from perdure.memory.rows import EXPIRED, IN_SCOPE, LIVE, OF_ITEM, ItemRow, NewVersion
-from perdure.memory.search import searcher_of
+from perdure.memory.scopes import searcher_of
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, fetch, read, write
 from perdure.threads.context import StoreContext
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from perdure.errors import UsageError
 from perdure.log.cache import BaseCache
 from perdure.memory.handle import Memory
-from perdure.memory.search import searcher_of
+from perdure.memory.scopes import searcher_of
 from perdure.ops.operations import Operations
 from perdure.runs.engine.runtime import close_runtime, runtime_of
 from perdure.runs.execution.execution import LEASE_US
