@@ -55,7 +55,7 @@ def team(tmp_path: Path) -> Any:
 
         with pytest.raises(UsageError, match="checkpointer=PerdureSaver"):
             team.agent(builder.compile(), name="other")
-        with pytest.raises(UsageError, match="give it a name"):
+        with pytest.raises(UsageError, match="needs a name"):
             team.agent(graph)
         with pytest.raises(UsageError, match="cannot be an agent"):
             team.agent(5)

@@ -220,6 +220,7 @@ class Store(Handle, AsyncClosing):
     )
     get_snapshot = of_part(SnapshotStore, SnapshotStore.get_snapshot)
     aget_snapshot = of_part(SnapshotStore, SnapshotStore.aget_snapshot)
+    at, aat = of_part(SnapshotStore, SnapshotStore.at), of_part(SnapshotStore, SnapshotStore.aat)
     restore, arestore = of_part(SnapshotStore, SnapshotStore.restore), of_part(SnapshotStore, SnapshotStore.arestore)
 
     def team(self, name: str) -> Team:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from perdure.errors import InDoubt, LeaseLost, RunStuck
 from perdure.log.turns import Turn
 from perdure.runs.engine.runtime import runtime_of
-from perdure.runs.run_table import Waiting
+from perdure.runs.engine.thread_answers import GRAPH
 from perdure.storage.events import event
 from perdure.storage.program import Statement
 from perdure.tasks import rows
@@ -31,7 +31,6 @@ _EXECUTIONS_MAX = 4096  # beyond this number, the oldest executions that never e
 lock = threading.Lock()
 _executions: OrderedDict[int, TaskPolicy] = OrderedDict()  # by the id() of `TaskPolicy.alive`
 _threads: dict[tuple[int, str, str], list[TaskPolicy]] = {}  # by database, tenant and thread, the newest last
-GRAPH = Waiting("graph", "its graph to be run again")
 
 
 def find_or_add(alive: Any, make: Callable[[], TaskPolicy]) -> TaskPolicy:

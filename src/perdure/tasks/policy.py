@@ -19,6 +19,7 @@ from perdure.log.labels import find_named, is_newest, second_writer
 from perdure.log.thread_table import try_thread
 from perdure.runs.calls.asks import CheckedQuestion
 from perdure.runs.engine.runtime import runtime_of
+from perdure.runs.engine.thread_answers import TASKS_QUEUE
 from perdure.runs.engine.waiting import how_to_answer, how_to_resolve
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, Pause, Wait
@@ -210,7 +211,7 @@ def _take(policy: TaskPolicy) -> Operation[None]:
     while is_busy_elsewhere(policy) and monotonic() < until:
         yield Pause(next(pauses, _LOOK_S[-1]))
     function = f"{TASK}{task.name}"
-    new = NewRun(task.run_id, function, "any", b"{}", b"", ctx.entropy(16), rows.QUEUE, root=thread)
+    new = NewRun(task.run_id, function, "any", b"{}", b"", ctx.entropy(16), TASKS_QUEUE, root=thread)
     row = yield from rows.take(
         rows.NewTask(tenant, thread, new, partial(_check_newest, tenant, thread, task)),
         owner=runtime.owner.text,

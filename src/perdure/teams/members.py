@@ -10,7 +10,6 @@ from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from importlib import import_module
 from typing import Any, NamedTuple
 
 from perdure.errors import NotFound, UsageError
@@ -265,17 +264,21 @@ def declare(fn: Callable[..., Any], team: str, name: str, options: AgentOptions)
     return DurableSpec(fn, f"{team}/{name}", agent=options)
 
 
+# By the package of a framework: what makes handlers of its graphs and agents. Adapters add themselves.
+as_agents: dict[str, Callable[[Any], Any]] = {}
+
+
 def handler_of(given: Any, name: str | None) -> Any:
     """Return the handler of an agent: a function, or what the adapter of an object's framework makes of it."""
     if callable(given) and hasattr(given, "__code__"):
         return given
-    try:
-        adapter = import_module(f"perdure.{type(given).__module__.partition('.')[0]}")
-        handler = adapter.as_agent(given)
-    except (ModuleNotFoundError, AttributeError):
-        raise UsageError(
-            f"{given!r} cannot be an agent: @team.agent takes a function, or a graph that an adapter of Perdure knows"
-        ) from None
-    if name is None:
-        raise UsageError("team.agent(graph): give it a name, such as name='writer'")
-    return handler
+    homes = [f"{base.__module__}." for base in type(given).__mro__]
+    for package, as_agent in as_agents.items():
+        if any(home.startswith(f"{package}.") for home in homes):
+            if name is None:
+                raise UsageError("an agent of a framework needs a name in the team: team.agent(…, name='writer')")
+            return as_agent(given)
+    raise UsageError(
+        f"{given!r} cannot be an agent: team.agent takes a function, or a graph or an agent of a framework whose "
+        "adapter was imported"
+    )

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.errors import Damaged
 from perdure.log.envelopes import ENVELOPE
+from perdure.log.task_questions import ANSWERED
 from perdure.values.codec import Codec, decode
 from perdure.views.readable_values import readable
 
@@ -22,7 +23,9 @@ if TYPE_CHECKING:
     from perdure.threads.thread import Thread
 
 _START, _INTERRUPT = "__start__", "__interrupt__"
-_CONTROL = frozenset({_INTERRUPT, "__resume__", "__error__", "__error_source_node__"})  # not the output of a task
+_CONTROL = frozenset(
+    {_INTERRUPT, ANSWERED, "__resume__", "__error__", "__error_source_node__"}
+)  # not the output of a task
 _TASKS, _BRANCH, _JOIN = "__pregel_tasks", "branch:to:", "join:"
 _BOOKKEEPING = ("branch:", _JOIN, "start:", _TASKS)
 _OPAQUE = b"\x00"  # the first byte of a write that another serializer made
