@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from perdure.log import erase
+from perdure.memory import stored_indexes
 from perdure.memory.labels import above, below, labels_of, subject_of
 from perdure.memory.maintenance import removal, remove
 from perdure.memory.rows import SEQUENCE_BITS
@@ -81,6 +82,7 @@ def _erase(
             ids |= page
         for scope in ("", *above(each)):  # every scope whose index holds its items
             searcher.scopes.forget(tenant, scope)
+    yield from stored_indexes.drop(tenant, [space for space, _ in spaces])
     yield from forget_actions(tenant, [subject_of(each) for _, each in spaces])
     copies = [*_OTHERS, *(yield from remains(ctx, tenant, full))]
     if (yield from read(partial(erase.marked, tenant))) is not None:

@@ -5,7 +5,8 @@ A scope is a namespace and all below it. Its index only proposes items: the row 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perdure.log.cache import TenantCache
@@ -16,15 +17,16 @@ from perdure.memory.reading import ItemReader
 from perdure.memory.rows import KNOWN_THEN, LIVE, OF_ITEM, OPENS, SEQUENCE_BITS, ItemQuery, item_row
 from perdure.memory.tables import ITEM_VECTOR, ITEM_WORDS
 from perdure.storage.per_driver import PerDriver
-from perdure.storage.program import Batch, Driver, Program, Row, Sql
+from perdure.storage.program import Batch, Driver, Program, Rows, Sql, Statement
 from perdure.threads.context import StoreContext
 
 if TYPE_CHECKING:  # needs numpy
-    from perdure.memory.segments import IndexRow, IndexScope
+    from perdure.memory.segments import IndexRow, IndexScope, IndexSegment
 
-_CACHE_BYTES = 256 << 20
+INDEX_BYTES = 256 << 20  # of the indexes in memory, unless `open` says otherwise
 _MANY = 128  # items in one statement
 _BATCH = 8 * _MANY
+_LARGE = 16_384  # versions of a namespace that are read at a time
 Newest = dict[int, tuple[int, int]]  # by namespace: its newest number and its generation
 
 
@@ -35,7 +37,7 @@ def _index_rows(which: str) -> Sql:
             (SELECT v.vec FROM memory_vector v WHERE v.tenant = i.tenant AND v.id = i.id AND v.model = :model),
             i.kind, i.at
         FROM memory_item i WHERE {{no_index}}i.tenant = :tenant AND i.id > :after AND i.id <= :until AND {which}
-        ORDER BY i.id""",
+        ORDER BY i.id LIMIT :limit""",
         opens={3: ITEM_WORDS.at(0), 4: ITEM_VECTOR.at(0)},
     )
 
@@ -66,8 +68,10 @@ class Searcher:
         self.embedding: Embedding | None = None
         self.index: SearchIndex | None = None  # for scopes that are too large for the process
         self.summarizers: dict[tuple[str, str], Any] = {}  # `summarize` hooks, by tenant and path
+        self.stores_indexes = False  # a read-only store or a view does not
+        self.stored: dict[tuple[int, int], tuple[int, int]] = {}  # by tenant and namespace: what a stored index covers
         # By tenant, path, model, dimension, and whether it shows the past: of one time at most.
-        self.scopes: TenantCache[tuple[int, str, str, int, bool], KeptScope] = TenantCache(_CACHE_BYTES)
+        self.scopes: TenantCache[tuple[int, str, str, int, bool], KeptScope] = TenantCache(INDEX_BYTES)
 
     @property
     def model(self) -> str:
@@ -99,21 +103,21 @@ class ScopeIndexes:
     """The indexes of one scope of a tenant, by one model."""
 
     def __init__(self, tenant: int, searcher: Searcher, query: ItemQuery, model: str, dimension: int) -> None:
-        self._tenant, self._scopes, self._query = tenant, searcher.scopes, query
-        self._model, self._dimension = model, dimension
+        self._tenant, self._scopes = tenant, searcher.scopes
+        self.query, self.model, self.dimension = query, model, dimension
 
     def kept(self, *, then: bool) -> KeptScope | None:
         """Return the cached index, of the past or of the present."""
-        kept = self._scopes.get((self._tenant, self._query.path, self._model, self._dimension, then))
-        return None if kept is None or (then and kept.at != self._query.now) else kept
+        kept = self._scopes.get((self._tenant, self.query.path, self.model, self.dimension, then))
+        return None if kept is None or (then and kept.at != self.query.now) else kept
 
     def keep(self, kept: KeptScope) -> None:
-        key = (self._tenant, self._query.path, self._model, self._dimension, bool(kept.at))
+        key = (self._tenant, self.query.path, self.model, self.dimension, bool(kept.at))
         self._scopes.put(key, kept._replace(weight_bytes=kept.scope.size_bytes))
 
     def refreshed(self, newest: Newest) -> Program[KeptScope]:
         """Return the index as of the time of the query: the cached one with what was written since."""
-        return (yield from self._refreshed(newest, self._query.then))
+        return (yield from self._refreshed(newest, self.query.then))
 
     def _refreshed(self, newest: Newest, then: bool) -> Program[KeptScope]:
         from perdure.memory.segments import IndexScope
@@ -123,15 +127,20 @@ class ScopeIndexes:
             kept = None
         if kept is None and then and self.kept(then=False) is not None:
             kept = yield from self._past(newest)
-        kept = kept or KeptScope({}, IndexScope(self._dimension))
-        at = self._query.now if then else 0
+        kept = kept or KeptScope({}, IndexScope(self.dimension))
+        at = self.query.now if then else 0
         if kept.spaces == newest and kept.at == at and kept.is_steady:
             return kept
+        known = {space: (kept.spaces.get(space, (0, 0))[0], last) for space, (last, _) in newest.items()}
+        scope = kept.scope
+        for space in [space for space, (after, last) in known.items() if not after and last > _LARGE]:
+            scope = scope.with_segment(
+                (yield from self._built(_KNOWN_THEN if then else _LIVE, space, known.pop(space)))
+            )
         changed = yield from self._read(
-            lambda space: _KNOWN_THEN if then else _CHANGED if space in kept.spaces else _LIVE,
-            [(space, kept.spaces.get(space, (0, 0))[0], last) for space, (last, _) in newest.items()],
+            lambda space: _KNOWN_THEN if then else _CHANGED if space in kept.spaces else _LIVE, known
         )
-        scope = kept.scope.refresh(changed) if changed else kept.scope
+        scope = scope.refresh(changed) if changed else scope
         refreshed = KeptScope(newest, scope, is_steady=kept.spaces == newest, at=at)
         self.keep(refreshed)
         return refreshed
@@ -139,25 +148,33 @@ class ScopeIndexes:
     def _past(self, newest: Newest) -> Program[KeptScope]:
         """Return the index of the past made from that of the present, without what was learned since."""
         present = yield from self._refreshed(newest, then=False)
-        ended = yield from self._read(lambda _: _ENDED_SINCE, [(space, 0, last) for space, (last, _) in newest.items()])
-        return KeptScope(newest, present.scope.as_of(self._query.now, ended), at=self._query.now)
+        ended = yield from self._read(lambda _: _ENDED_SINCE, {space: (0, last) for space, (last, _) in newest.items()})
+        return KeptScope(newest, present.scope.as_of(self.query.now, ended), at=self.query.now)
 
-    def _read(self, sql: Callable[[int], Sql], ranges: Iterable[tuple[int, int, int]]) -> Program[list[IndexRow]]:
+    def _read(self, sql: Callable[[int], Sql], ranges: Mapping[int, tuple[int, int]]) -> Program[list[IndexRow]]:
         """Return the index rows between two numbers of each namespace, by its statement, in the order of their ids."""
-        from perdure.memory.segments import IndexRow
-
         reads = [
-            sql(space)(
-                tenant=self._tenant, model=self._model, now=self._query.now,
-                after=space << SEQUENCE_BITS | after, until=space << SEQUENCE_BITS | last,
-            )
-            for space, after, last in ranges if after < last
-        ]  # fmt: skip
-        fetched = [row for answer in (yield Batch(*reads)) for row in answer] if reads else []
-        return [
-            IndexRow(id, (id >> SEQUENCE_BITS, key), (words or b"") if gone is None else None, vec, kind, at)
-            for id, key, gone, words, vec, kind, at in sorted(fetched, key=_number)
+            self._statement(sql(space), space, after, last, last - after)
+            for space, (after, last) in ranges.items()
+            if after < last
         ]
+        return _index_row_list([row for answer in (yield Batch(*reads)) for row in answer]) if reads else []
+
+    def _built(self, sql: Sql, space: int, numbers: tuple[int, int]) -> Program[IndexSegment]:
+        """Return the segment of a large namespace. Its rows are read in pages, which never are in memory together."""
+        from perdure.memory.segments import IndexSegment
+
+        after, last = numbers
+        segments = [IndexSegment.build([], self.dimension)]
+        while page := (yield Batch(self._statement(sql, space, after, last, _LARGE)))[0]:
+            segments.append(IndexSegment.build(_index_row_list(page), self.dimension))
+            after = page[-1][0] - (space << SEQUENCE_BITS)
+        return IndexSegment.merge(segments)
+
+    def _statement(self, sql: Sql, space: int, after: int, last: int, limit: int) -> Statement:
+        first = space << SEQUENCE_BITS
+        params = {"tenant": self._tenant, "model": self.model, "now": self.query.now, "limit": limit}
+        return sql(**params, after=first | after, until=first | last)
 
     def add_columns(self, kept: KeptScope, reader: ItemReader) -> Program[None]:
         """Add the columns that the filter of a reader needs. This decodes each item once."""
@@ -181,9 +198,13 @@ def pages_of(ids: Sequence[int], size: int) -> list[dict[str, int]]:
     return [{f"id{n}": part[n] if n < len(part) else -1 for n in range(size)} for part in parts]
 
 
-def _number(row: Row) -> int:
-    number: int = row[0]
-    return number
+def _index_row_list(fetched: Rows) -> list[IndexRow]:
+    from perdure.memory.segments import IndexRow
+
+    return [
+        IndexRow(id, (id >> SEQUENCE_BITS, key), (words or b"") if gone is None else None, vec, kind, at)
+        for id, key, gone, words, vec, kind, at in sorted(fetched, key=itemgetter(0))
+    ]
 
 
 def _follows(newest: tuple[int, int] | None, mark: tuple[int, int]) -> bool:

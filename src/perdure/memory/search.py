@@ -12,7 +12,7 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from perdure.memory import rows
+from perdure.memory import rows, stored_indexes
 from perdure.memory.large import LARGE_ITEMS, PROPOSED, NearestQuery, Proposal
 from perdure.memory.models import Item
 from perdure.memory.reading import ItemReader
@@ -72,7 +72,8 @@ def search(
         [vector] = (yield from searcher.embedding.embed([query], queries=True)).vectors
     by_meaning = by_meaning and vector is not None  # if the embedder fails, words decide
     asked = _Search(tenant, searcher, scope, query, vector, end, relevant, matches, by_meaning)
-    kept = asked.indexes().kept(then=scope.then)
+    indexes = asked.indexes()
+    kept = indexes.kept(then=scope.then)
     if kept is not None and kept.is_steady and end is not None and end <= _PAGE_MAX:
         ranking = asked.among(asked.ranking(kept.scope), kept.scope)
         best = list(islice(ranking, size := max(_FETCH, end)))
@@ -80,7 +81,11 @@ def search(
         if hits is not None and (len(hits) >= end or len(best) < size):
             return hits[start:end]
     index = searcher.index if vector is not None and not (scope.then or by_meaning) else None
+    if index is None and indexes.kept(then=False) is None:
+        yield from stored_indexes.load(tenant, searcher, indexes)
     hits = yield from read(partial(asked.run, None if index is None else LARGE_ITEMS))
+    if index is None:
+        yield from stored_indexes.store(tenant, searcher, indexes)
     count = PROPOSED
     while hits is None and index is not None:
         nearest = NearestQuery(tenant, scope.path, searcher.model, vector or b"", count)

@@ -12,13 +12,16 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 from zlib import crc32
+
+import msgspec
 
 from perdure.errors import ExtraMissing
 from perdure.memory.columns import FieldColumn
 from perdure.memory.ranking import Ranking, word_scores
 from perdure.memory.reading import ItemReader
+from perdure.memory.rows import SEQUENCE_BITS
 from perdure.memory.words import query_terms
 
 try:
@@ -29,6 +32,8 @@ except ImportError as error:
 
 MERGE_RATIO = 4
 _BLOCK = 2048  # vectors that are compared with a query at a time
+_FORMAT = 1  # of a dumped segment; it also changes when `words.pack` does
+_ARRAYS = ("ids", "terms", "items", "counts", "more_items", "kinds", "at", "lengths")
 _NO_IDS = numpy.zeros(0, "i8")
 
 Array = NDArray[Any]
@@ -154,6 +159,32 @@ class IndexSegment:
             numpy.concatenate([part.at[part.alive] for part in parts]),
         )
 
+    def dumped(self) -> bytes:
+        """Return the segment as bytes for `loaded`. Its keys are pairs of a namespace and a key, all of one."""
+        arrays = (*self.vectors, *self.more, *(getattr(self, name) for name in _ARRAYS))
+        shapes = [(array.dtype.str, array.shape) for array in arrays]
+        keys = cast("tuple[tuple[int, str], ...]", self.keys)
+        header = msgspec.msgpack.encode((_FORMAT, shapes, [key for _, key in keys]))
+        return b"".join([len(header).to_bytes(8, "little"), header, *(array.tobytes() for array in arrays)])
+
+    @classmethod
+    def loaded(cls, data: bytearray, space: int) -> IndexSegment | None:
+        """Return the segment of `dumped`, on the same memory, or None if another version has dumped it."""
+        start = 8 + int.from_bytes(data[:8], "little")
+        version, shapes, names = msgspec.msgpack.decode(memoryview(data)[8:start])
+        if version != _FORMAT:
+            return None
+        arrays: list[Array] = []
+        for kind, shape in shapes:
+            count = math.prod(shape)
+            arrays.append(numpy.frombuffer(data, kind, count, start).reshape(shape))
+            start += arrays[-1].nbytes
+        keys: tuple[Hashable, ...] = tuple((space, name) for name in names)
+        known: dict[str, Any] = dict(zip(_ARRAYS, arrays[4:], strict=True))
+        known |= {"vectors": Vectors(*arrays[:2]), "more": Vectors(*arrays[2:4])}
+        places = {key: place for place, key in enumerate(keys)}
+        return cls(keys=keys, places=places, alive=numpy.ones(len(keys), bool), **known)
+
     @classmethod
     def _sorted(
         cls,
@@ -271,6 +302,15 @@ class IndexScope:
         """Return the scope as it was at a time in the past. `ended`: the versions that were there and ended since."""
         parts = (replace(part, alive=part.alive & (part.at <= then)) for part in self.parts)
         return IndexScope(self.dimension, tuple(parts)).refresh(ended)
+
+    def with_segment(self, part: IndexSegment) -> IndexScope:
+        """Return the scope with the items of a namespace that it had none of."""
+        return IndexScope(self.dimension, (part, *self.parts))
+
+    def of_space(self, space: int) -> IndexSegment:
+        """Return one segment of the items of a namespace."""
+        parts = [replace(part, alive=part.alive & (part.ids >> SEQUENCE_BITS == space)) for part in self.parts]
+        return IndexSegment.merge(parts)
 
     def without_columns(self, keys: Iterable[Hashable]) -> list[IndexSegment]:
         """Return the segments that lack one of the columns."""
