@@ -4,7 +4,7 @@
 (`Encoded`); an adapter may cache its own data about a part of that text in `Part.known`.
 `Tasks` and `add_provider`: steps and effects that a framework's tasks call.
 `Items`: long-term memory, in any number of namespaces at once.
-`agent_call`, `tool_call`, `journaled`, `hold`: calls of an agent's framework as steps and effects of its run.
+`agent_call`, `agent_branch`, `tool_call`, `journaled`, `hold`: calls of an agent as steps and effects of its run.
 `amend`, `extend`, `recall`: states that many writers change, such as sessions; in a run, each exactly once.
 `register_agents`, `remembering`, `member_turn` and `apart`: an agent of a framework as a member of a team.
 """
@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from perdure.adapters.agents import (
+    agent_branch,
     agent_call,
     apart,
     hold,
@@ -27,6 +28,7 @@ from perdure.adapters.agents import (
     register_agents,
     remembering,
     tool_call,
+    within,
 )
 from perdure.errors import NotFound, UsageError
 from perdure.log.envelopes import ENVELOPE, envelope_text
@@ -98,6 +100,7 @@ __all__ = [
     "apart",
     "accelerator",
     "aextend",
+    "agent_branch",
     "agent_call",
     "amend",
     "arecall",
@@ -123,6 +126,7 @@ __all__ = [
     "said",
     "sqlite_path",
     "tool_call",
+    "within",
 ]
 
 T = TypeVar("T")
