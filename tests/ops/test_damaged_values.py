@@ -103,6 +103,7 @@ NO_PAYLOAD = {
     "team_store": "tenant team store era cut restoring",
     "peer_key": "tenant team peer",
     "team_view": "tenant team revision view",
+    "removal": "tenant kind until_at",
     "prepared": "gid decider deadline",
     "decision": "gid outcome at",
     "memory_item": "id tenant space bytes ended_at expires",
