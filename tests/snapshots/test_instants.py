@@ -104,7 +104,7 @@ def test_what_was_removed_since_is_refused_with_the_true_reason(store: perdure.S
     thread.prune(keep=1)
     early = store.at(at - STEP)
     with pytest.raises(
-        HistoryGone, match="the checkpoint that thread 'pruned' had .* was removed: its history begins at"
+        HistoryGone, match=r"the checkpoint that thread 'pruned' had .* was removed: its history begins at"
     ):
         early.thread("pruned")
     assert store.at(at).thread("pruned").load().state == {"n": 2}, "what is left is shown"
@@ -141,8 +141,10 @@ def test_a_later_snapshot_shows_what_was_removed_after_it(store: perdure.Store) 
     store.run(count, 1, id="later")
     store.delete_run("later")
     past = store.at(at)
-    assert past.snapshot is not None and past.snapshot.name == "kept"
-    assert seen(past) == before and before["items"] == [("k", 1, 2)]
+    assert past.snapshot is not None
+    assert past.snapshot.name == "kept"
+    assert seen(past) == before
+    assert before["items"] == [("k", 1, 2)]
 
 
 @pytest.mark.parametrize("store", ["encrypted"], indirect=True)
@@ -153,7 +155,7 @@ def test_an_instant_is_read_only(store: perdure.Store) -> None:
     store._context.clock_us = lambda: int(now.timestamp() * 1e6)
     past = store.at(now)
     for write in (lambda: past.thread("a").save({}), lambda: past.memory("m").put("k", 1), past.get_run("r").cancel):
-        with pytest.raises((ReadOnlyStore, UsageError), match="snapshot|memory as of a time"):
+        with pytest.raises((ReadOnlyStore, UsageError), match=r"snapshot|memory as of a time"):
             write()
     with pytest.raises(NotFound, match="no run 'none'"):
         past.get_run("none")
@@ -162,7 +164,7 @@ def test_an_instant_is_read_only(store: perdure.Store) -> None:
 
 @pytest.mark.parametrize("text", ["tomorrow", "2999-01-01", ""])
 def test_a_text_that_is_no_past_time_is_refused(text: str) -> None:
-    with perdure.open(":memory:") as store, pytest.raises(UsageError, match="a time such as|still to come"):
+    with perdure.open(":memory:") as store, pytest.raises(UsageError, match=r"a time such as|still to come"):
         store.at(text)
 
 
@@ -193,10 +195,8 @@ def test_a_restore_to_an_instant_brings_back_threads_and_memory(store: perdure.S
     clock.advance(STEP)
     now = content(store)
     planned = store.restore(at=at, dry_run=True)
-    assert (
-        content(store) == now
-        and store.restore(at=at, threads=["b"], dry_run=True).changes == planned.changes[1:2] * deletes
-    )
+    assert content(store) == now
+    assert store.restore(at=at, threads=["b"], dry_run=True).changes == planned.changes[1:2] * deletes
     assert [str(change) for change in planned.changes] == [
         "set back thread a",
         *(["bring back thread b"] if deletes else []),
@@ -207,12 +207,14 @@ def test_a_restore_to_an_instant_brings_back_threads_and_memory(store: perdure.S
     ]
     assert [str(change) for change in planned.changes[0].paths()] == ["~ ['n']: 2 -> 1"]
     done = store.restore(at=at, who="ann")
-    assert content(store) == then and store.get_run("r").refresh().status == "waiting"
+    assert content(store) == then
+    assert store.get_run("r").refresh().status == "waiting"
     assert [point.state for point in store.thread("a").history()] == [{"n": 1}, {"n": 2}, {"n": 1}]
     assert store.memory("a").search("soon")[0].key == "gone"
     clock.advance(STEP)
     store.restore(done.undo)
     assert content(store) == now
-    assert "instant" in store.ops.actions()[0].subject and store.ops.verify().problems == ()
+    assert "instant" in store.ops.actions()[0].subject
+    assert store.ops.verify().problems == ()
     with pytest.raises(UsageError, match="go back to a snapshot, not to an instant"):
         store.restore(at=at, runs="rewind")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perdure.cli.base import NO, OK, Invocation, command, root, run_group, with_store
-from perdure.cli.parameters import limit_option, run_conditions
+from perdure.cli.parameters import as_of_option, limit_option, run_conditions
 from perdure.cli.text import ago, local, nearest, plural, readable, shorten, size, to_json
 from perdure.errors import JournalDamaged, NotFound, RunError
 
@@ -146,14 +146,15 @@ def _outcome(handle: Run, info: RunInfo) -> dict[str, Any]:
 
 @command(root, "Runs", "perdure steps trip-42\nperdure steps trip-42 --json | jq .result")
 @click.argument("run")
+@as_of_option
 @with_store
-def steps(cli: Invocation, store: Store, run: str) -> int:
+def steps(cli: Invocation, store: Store, run: str, as_of: datetime | None) -> int:
     """List the steps of a run, in the order they began.
 
     Shows results, errors, attempts and effects in doubt. Other commands name a step by the number shown here: 4, or 4.1
     in a branch. --json prints a line per step.
     """
-    handle, code = existing_run(store, run), OK
+    handle, code = existing_run(store, run) if as_of is None else store.at(as_of).get_run(run), OK
     listed = handle.steps(values="small")  # the table shows only the size of large results
     if cli.json and any(step.result_bytes is not None for step in listed):
         try:
