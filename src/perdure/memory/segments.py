@@ -19,7 +19,7 @@ import msgspec
 
 from perdure.errors import ExtraMissing
 from perdure.memory.columns import FieldColumn
-from perdure.memory.ranking import Ranking, word_scores
+from perdure.memory.ranking import Ranking, specific, word_scores
 from perdure.memory.reading import ItemReader
 from perdure.memory.rows import SEQUENCE_BITS
 from perdure.memory.words import query_terms
@@ -33,7 +33,7 @@ except ImportError as error:
 MERGE_RATIO = 4
 _BLOCK = 2048  # vectors that are compared with a query at a time
 _FORMAT = 1  # of a dumped segment; it also changes when `words.pack` does
-_ARRAYS = ("ids", "terms", "items", "counts", "more_items", "kinds", "at", "lengths")
+_ARRAYS = ("ids", "terms", "items", "counts", "more_items", "kinds", "at", "lengths", "total")
 _NO_IDS = numpy.zeros(0, "i8")
 
 Array = NDArray[Any]
@@ -74,6 +74,14 @@ class Vectors(NamedTuple):
     def concatenate(cls, parts: Iterable[Vectors]) -> Vectors:
         return cls(*map(numpy.concatenate, zip(*parts, strict=True)))
 
+    def total(self) -> Array:
+        """Return the sum of all vectors. It is exact, and so the same in any order."""
+        total = numpy.zeros(self.numbers.shape[1])
+        for start in range(0, len(self.scales), _BLOCK):
+            scales = numpy.nan_to_num(self.scales[start : start + _BLOCK]).astype("f8")
+            total += scales @ self.numbers[start : start + _BLOCK].astype("f8")
+        return total
+
     def products(self, target: Array) -> Array:
         # Row by row, in one thread: a product of matrices would round a row differently in another segment.
         products = numpy.empty(len(self.numbers), "f4")
@@ -102,6 +110,7 @@ class IndexSegment:
     at: Array  # when each was learned
     lengths: Array  # the sum of an item's weighted counts
     places: dict[Hashable, int]
+    total: Array  # the sum of the first vectors of live items
     alive: Array  # whether a version is still the newest of its item
     columns: dict[Hashable, FieldColumn] = field(default_factory=dict)  # of the fields that filters have asked for
 
@@ -204,7 +213,7 @@ class IndexSegment:
         postings = terms[order], items[order], counts[order]
         places = {key: place for place, key in enumerate(keys)}
         alive = numpy.ones(len(ids), bool)
-        return cls(ids, keys, *postings, vectors, more, more_items, kinds, at, lengths, places, alive)
+        return cls(ids, keys, *postings, vectors, more, more_items, kinds, at, lengths, places, vectors.total(), alive)
 
     @property
     def live(self) -> int:
@@ -222,7 +231,12 @@ class IndexSegment:
             return self
         alive = self.alive.copy()
         alive[ended] = False
-        return replace(self, alive=alive)
+        return self.only(alive)
+
+    def only(self, kept: Array) -> IndexSegment:
+        """Return the segment with fewer live items."""
+        total = self.total - self.vectors.where(self.alive & ~kept).total()
+        return replace(self, alive=self.alive & kept, total=total)
 
     def cosines(self, target: Array) -> Array:
         """Return the cosine of each item, that of its nearest vector."""
@@ -278,29 +292,40 @@ class IndexScope:
         return sum(part.live for part in self.parts)
 
     @cached_property
-    def mean_length(self) -> float:
-        return sum(int(part.lengths[part.alive].sum()) for part in self.parts) / max(self.count, 1)
+    def total(self) -> tuple[Array, int]:
+        """Return the sum of the vectors of live items, and their number."""
+        known = sum(int((part.alive & ~numpy.isnan(part.vectors.scales)).sum()) for part in self.parts)
+        return numpy.sum([part.total for part in self.parts], 0), known
+
+    def sample(self, most: int) -> list[int]:
+        """Return the ids of at most so many live items, evenly spread."""
+        ids = [id for part in self.parts for id in part.ids[part.alive].tolist()]
+        return ids[:: -(-len(ids) // most)] if ids else []
 
     @property
     def size_bytes(self) -> int:
         return sum(part.size_bytes for part in self.parts)
 
-    def rank(self, query: str, vector: bytes | None = None) -> Ranking:
-        """Rank the items that share a word with the query and, with the query's vector, all that have a vector."""
+    def rank(self, query: str, vector: bytes | None = None, *, by_meaning: bool = False) -> Ranking:
+        """Rank the items that share a word with the query and, with the query's vector, all that have a vector.
+
+        With `by_meaning`, rank by the plain cosine alone, and leave out items without a vector.
+        """
         if not self.parts:
             return Ranking.fuse(*numpy.zeros((4, 0)))
         if vector is None:
             cosines = [numpy.full(len(part.ids), numpy.nan, "f4") for part in self.parts]
         else:
-            target = numpy.frombuffer(vector, "<f2").astype("f4")
+            target = numpy.frombuffer(vector if by_meaning else specific(vector, *self.total), "<f2").astype("f4")
             cosines = [part.cosines(target) for part in self.parts]
         ids = [part.ids for part in self.parts]
-        words, parts = word_scores(query_terms(query), self.parts, self.count, self.mean_length)
-        return Ranking.fuse(self._live(ids), self._live(words), self._live(cosines), self._live(parts))
+        words, parts = word_scores(query_terms(query), self.parts, self.count)
+        ranking = Ranking.fuse(self._live(ids), self._live(words), self._live(cosines), self._live(parts))
+        return ranking.by_meaning() if by_meaning else ranking
 
     def as_of(self, then: int, ended: Iterable[IndexRow]) -> IndexScope:
         """Return the scope as it was at a time in the past. `ended`: the versions that were there and ended since."""
-        parts = (replace(part, alive=part.alive & (part.at <= then)) for part in self.parts)
+        parts = (part.only(part.at <= then) for part in self.parts)
         return IndexScope(self.dimension, tuple(parts)).refresh(ended)
 
     def with_segment(self, part: IndexSegment) -> IndexScope:
@@ -330,7 +355,13 @@ class IndexScope:
 
 def cosines(vector: bytes, stored: Iterable[tuple[int, bytes]]) -> dict[int, float]:
     """Return the cosines between a vector and stored ones by id. Vectors of another dimension are left out."""
-    same = [IndexRow(id, id, b"", other) for id, other in stored]
-    part = IndexSegment.build(same, len(vector) // 2)
+    part = IndexSegment.build([IndexRow(id, id, b"", other) for id, other in stored], len(vector) // 2)
     products = part.cosines(numpy.frombuffer(vector, "<f2").astype("f4")).tolist()
-    return {row.id: cosine for row, cosine in zip(same, products, strict=True) if not math.isnan(cosine)}
+    return {id: cosine for id, cosine in zip(part.ids.tolist(), products, strict=True) if not math.isnan(cosine)}
+
+
+def specific_to(vector: bytes, stored: Iterable[tuple[int, bytes]]) -> tuple[bytes, Array]:
+    """Return a query's vector without what it shares with a sample of vectors, and its cosines with these."""
+    scope = IndexScope(len(vector) // 2).refresh(IndexRow(id, id, b"", other) for id, other in sorted(stored))
+    target = specific(vector, *scope.total) if scope.parts else vector
+    return target, numpy.array([*cosines(target, stored).values()], "f4")
