@@ -11,7 +11,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import compress
+from itertools import compress, repeat
 from typing import Any, NamedTuple, cast
 from zlib import crc32
 
@@ -128,17 +128,19 @@ class IndexSegment:
         owners = numpy.repeat(numpy.arange(len(rows)), [len(vector) // max(size, 1) for vector in embedded])
         is_first = numpy.diff(owners, prepend=-1) > 0
         further = int((~is_first).sum())
+        vectors = Vectors.of(known[is_first], owners[is_first], len(rows))
         return cls._sorted(
             numpy.fromiter((row.id for row in rows), "i8", len(rows)),
             tuple(row.key for row in rows),
             numpy.frombuffer(b"".join([words[: len(words) // 5 * 4] for words in packed]), "<u4"),
             numpy.repeat(numpy.arange(len(rows), dtype="i4"), sizes),
             numpy.frombuffer(b"".join([words[len(words) // 5 * 4 :] for words in packed]), "u1"),
-            Vectors.of(known[is_first], owners[is_first], len(rows)),
+            vectors,
             Vectors.of(known[~is_first], numpy.arange(further), further),
             owners[~is_first],
             numpy.fromiter((crc32(row.kind.encode()) for row in rows), "u4", len(rows)),
             numpy.fromiter((row.at for row in rows), "i8", len(rows)),
+            vectors.total(),
         )
 
     @classmethod
@@ -166,6 +168,7 @@ class IndexSegment:
             numpy.concatenate([owners for _, owners in further]),
             numpy.concatenate([part.kinds[part.alive] for part in parts]),
             numpy.concatenate([part.at[part.alive] for part in parts]),
+            numpy.sum([part.total for part in parts], 0),
         )
 
     def dumped(self) -> bytes:
@@ -174,7 +177,9 @@ class IndexSegment:
         shapes = [(array.dtype.str, array.shape) for array in arrays]
         keys = cast("tuple[tuple[int, str], ...]", self.keys)
         header = msgspec.msgpack.encode((_FORMAT, shapes, [key for _, key in keys]))
-        return b"".join([len(header).to_bytes(8, "little"), header, *(array.tobytes() for array in arrays)])
+        return b"".join(
+            [len(header).to_bytes(8, "little"), header, *(array.reshape(-1).view("u1") for array in arrays)]
+        )
 
     @classmethod
     def loaded(cls, data: bytearray, space: int) -> IndexSegment | None:
@@ -188,7 +193,7 @@ class IndexSegment:
             count = math.prod(shape)
             arrays.append(numpy.frombuffer(data, kind, count, start).reshape(shape))
             start += arrays[-1].nbytes
-        keys: tuple[Hashable, ...] = tuple((space, name) for name in names)
+        keys: tuple[Hashable, ...] = tuple(zip(repeat(space), names))
         known: dict[str, Any] = dict(zip(_ARRAYS, arrays[4:], strict=True))
         known |= {"vectors": Vectors(*arrays[:2]), "more": Vectors(*arrays[2:4])}
         places = {key: place for place, key in enumerate(keys)}
@@ -207,13 +212,14 @@ class IndexSegment:
         more_items: Array,
         kinds: Array,
         at: Array,
+        total: Array,
     ) -> IndexSegment:
         lengths = numpy.bincount(items, counts, len(ids)).astype("i8")
         order = numpy.argsort(terms)
         postings = terms[order], items[order], counts[order]
         places = {key: place for place, key in enumerate(keys)}
         alive = numpy.ones(len(ids), bool)
-        return cls(ids, keys, *postings, vectors, more, more_items, kinds, at, lengths, places, vectors.total(), alive)
+        return cls(ids, keys, *postings, vectors, more, more_items, kinds, at, lengths, places, total, alive)
 
     @property
     def live(self) -> int:
@@ -334,8 +340,9 @@ class IndexScope:
 
     def of_space(self, space: int) -> IndexSegment:
         """Return one segment of the items of a namespace."""
-        parts = [replace(part, alive=part.alive & (part.ids >> SEQUENCE_BITS == space)) for part in self.parts]
-        return IndexSegment.merge(parts)
+        parts = [part.only(part.ids >> SEQUENCE_BITS == space) for part in self.parts]
+        parts = [part for part in parts if part.alive.any()] or parts
+        return parts[0] if len(parts) == 1 and parts[0].alive.all() else IndexSegment.merge(parts)
 
     def without_columns(self, keys: Iterable[Hashable]) -> list[IndexSegment]:
         """Return the segments that lack one of the columns."""
