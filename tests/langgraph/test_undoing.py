@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,3 +115,17 @@ def test_an_effect_in_doubt_is_settled_by_a_person_before_the_undo(saver: Perdur
     saver.store.get_run(doubt.value.run).resolve(doubt.value.step, done=None)
     assert saver.undo(CONFIG) == 1
     assert done == ["pay 90", "back 90"]
+
+
+def test_the_command_line_undoes_a_thread(saver: PerdureSaver, saver_url: str, log: Path) -> None:
+    failed(saver)
+    app = str(Path(undoing_run.__file__))
+    undo = [sys.executable, "-m", "perdure", "--store", saver_url, "thread", "undo", app, "trip", "--who", "maria"]
+    code = f"import undoing_run, pathlib; undoing_run.use(pathlib.Path({str(log.parent)!r})); "
+    code += f"from perdure.cli.app import main; raise SystemExit(main({undo[3:]!r}))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(app).parent, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout) == (0, "trip: 3 effects undone; its run has ended\n"), done.stderr
+    assert log.read_text().split("\n")[:-1] == BOOKED + CANCELLED
+    assert [(one.who, one.action) for one in saver.store.ops.actions()] == [("maria", "undo")]

@@ -1,4 +1,4 @@
-"""The commands that load an app: worker, start, check, drill, run replay."""
+"""The commands that load an app: worker, start, check, drill, run replay, thread undo."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.base import NO, OK, Invocation, command, root, run_group, sqlite_file, with_store
-from perdure.cli.parameters import COUNT, POSITIVE, args_option, duration, pair, tag, trust_option
+from perdure.cli.base import NO, OK, Invocation, command, root, run_group, sqlite_file, thread_group, with_store
+from perdure.cli.parameters import COUNT, POSITIVE, args_option, duration, pair, tag, trust_option, who_option
+from perdure.cli.refs import existing
 from perdure.cli.runs import existing_run
 from perdure.cli.text import plural, printable, readable
 from perdure.errors import UsageError
@@ -308,6 +309,33 @@ def replay(cli: Invocation, app: str, run: str, snapshot: str | None, trust: tup
     else:
         where = f"stops before {replayed.name} at step {replayed.path}, which is not recorded"
         cli.line(f"{run}: {answered} answered from the journal, no body run; {where}")
+
+
+@command(
+    thread_group,
+    "History",
+    "perdure thread undo app.py alice-001\nperdure thread undo myapp.agents alice-001 --who maria",
+)
+@click.argument("app")
+@click.argument("thread")
+@who_option
+@trust_option
+@click.pass_obj
+def undo(cli: Invocation, app: str, thread: str, who: str, trust: tuple[str, ...]) -> None:
+    """Undo the effects of a LangGraph thread, newest first, with the functions of an app.
+
+    Undoes each effect that has an `undo`, once, also if you repeat the command after a crash. The run of the graph has
+    ended then: a new input starts again from the values that the thread has. Settle effects in doubt first (`perdure
+    run resolve`).
+    """
+    from perdure.langgraph import PerdureSaver
+    from perdure.runs.workers.loading import load_app
+
+    load_app(app)
+    with cli.open(trust=trust) as store:
+        existing(store, thread)
+        undone = PerdureSaver(store).undo({"configurable": {"thread_id": thread}}, who=who)
+    cli.result(f"{thread}: {plural(undone, 'effect')} undone; its run has ended", thread=thread, undone=undone)
 
 
 @command(

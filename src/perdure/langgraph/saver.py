@@ -175,24 +175,25 @@ class PerdureSaver(OpensStore, NativeSaver):
             walk.take(line.load(id_))
         return walk.result()
 
-    def undo(self, config: RunnableConfig) -> int:
+    def undo(self, config: RunnableConfig, *, who: str | None = None) -> int:
         """Undo the effects of a thread's nodes, newest first, and end the thread's run. Return how many are undone.
 
         It can be called again: each effect is undone once. Nothing runs next in the thread then, and
         `graph.invoke(None, config)` changes nothing. A new input starts again from the values that the thread has.
-        Raises InDoubt or RunStuck if a person must act first, and LeaseLost while another process runs the thread.
+        `who` is recorded in `ops.actions()`. Raises InDoubt or RunStuck if a person must act first, and LeaseLost while
+        another process runs the thread.
         """
         thread = address_of(config).thread
-        undone = self._tasks.undo(thread)
+        undone = self._tasks.undo(thread, who)
         saved = contextvars.copy_context().run(self.get_tuple, newest_of(thread))
         if saved is not None and (ended := end_of(saved)) is not None:
             self.put(saved.config, *ended)
         return undone
 
-    async def aundo(self, config: RunnableConfig) -> int:
+    async def aundo(self, config: RunnableConfig, *, who: str | None = None) -> int:
         """`undo`, awaited."""
         thread = address_of(config).thread
-        undone = await self._tasks.aundo(thread)
+        undone = await self._tasks.aundo(thread, who)
         saved = await asyncio.create_task(self.aget_tuple(newest_of(thread)))  # in a context of its own
         if saved is not None and (ended := end_of(saved)) is not None:
             await self.aput(saved.config, *ended)

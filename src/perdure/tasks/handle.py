@@ -72,10 +72,10 @@ class Tasks:
             drive(self._ctx.driver, resuming.end(claimed, error))
         return True
 
-    def undo(self, thread: str) -> int:
+    def undo(self, thread: str, who: str | None = None) -> int:
         """Undo the effects of a thread's tasks, newest first. Return how many have been undone, in all."""
-        return undoing.undo(self._ctx, thread)
+        return undoing.undo(self._ctx, thread, who)
 
-    async def aundo(self, thread: str) -> int:
+    async def aundo(self, thread: str, who: str | None = None) -> int:
         """`undo`, awaited."""
-        return await undoing.aundo(self._ctx, thread)
+        return await undoing.aundo(self._ctx, thread, who)

@@ -28,6 +28,7 @@ from perdure.storage.program import Batch, Flow, Program, Rows, Sql, adrive, dri
 from perdure.tasks import rows
 from perdure.tasks.executions import is_any_busy, runs_elsewhere
 from perdure.tasks.policy import seconds_to_wait
+from perdure.threads.actions import noted
 from perdure.threads.context import StoreContext
 
 _TASKS = Sql(
@@ -47,21 +48,21 @@ class UndoPolicy(CallPolicy):
         return seconds_to_wait(scope, wait, "undo the thread again")
 
 
-def undo(ctx: StoreContext, thread: str) -> int:
+def undo(ctx: StoreContext, thread: str, who: str | None = None) -> int:
     """Undo the effects of a thread's tasks that have an undo. Return how many have been undone.
 
     Raises NotFound, LeaseLost if another process is at the thread, and InDoubt or RunStuck if a person must act first.
     """
-    executions = drive(ctx.driver, _take(ctx, thread, is_async=False))
+    executions = drive(ctx.driver, _noted(ctx, thread, who, is_async=False))
     try:
         return run_operation(executions[0].root, _undo_all(executions)) if executions else 0
     finally:
         drive(ctx.driver, _release(executions))
 
 
-async def aundo(ctx: StoreContext, thread: str) -> int:
+async def aundo(ctx: StoreContext, thread: str, who: str | None = None) -> int:
     """`undo`, awaited."""
-    executions = await adrive(ctx.driver, _take(ctx, thread, is_async=True))
+    executions = await adrive(ctx.driver, _noted(ctx, thread, who, is_async=True))
     try:
         return await arun_operation(executions[0].root, _undo_all(executions)) if executions else 0
     finally:
@@ -86,6 +87,10 @@ def _undo_all(executions: Sequence[Execution]) -> Operation[int]:
 def _ended_at(execution: Execution, intent: Recorded) -> int:
     ended = completion(execution.index.at(intent.entry.path))
     return intent.entry.at if ended is None else ended.at
+
+
+def _noted(ctx: StoreContext, name: str, who: str | None, *, is_async: bool) -> Flow[list[Execution]]:
+    return noted(ctx, who, "undo", f"thread {name}", _take(ctx, name, is_async=is_async))
 
 
 def _take(ctx: StoreContext, name: str, *, is_async: bool) -> Flow[list[Execution]]:
