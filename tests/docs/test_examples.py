@@ -342,6 +342,11 @@ def test_an_application_of_burr_that_was_killed_goes_on(tmp_path: Path) -> None:
     assert run("burr_application.py", tmp_path) == told
 
 
+def test_a_workflow_of_the_agent_framework_that_was_killed_goes_on(tmp_path: Path) -> None:
+    assert run("agent_framework_workflow.py", tmp_path, code=-signal.SIGKILL) == "searching in Lisbon\nbooking\n"
+    assert run("agent_framework_workflow.py", tmp_path) == "booking\nbooked: Pension Sol\n"
+
+
 def test_a_langgraph_agent_remembers_finds_by_meaning_and_forgets(tmp_path: Path) -> None:
     for _ in range(2):
         output = run("langgraph_memory.py", tmp_path)

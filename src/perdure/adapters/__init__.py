@@ -37,7 +37,7 @@ from perdure.log.pending import Write
 from perdure.log.task_questions import ANSWERED
 from perdure.memory import batches, maintenance
 from perdure.memory.batches import ItemChange
-from perdure.memory.filters import OPERATORS as FILTER_OPERATORS
+from perdure.memory.filters import Condition, Filter, checked_filter, field_condition
 from perdure.memory.labels import Labels
 from perdure.memory.models import Item
 from perdure.ops.store import Store
@@ -69,13 +69,14 @@ from perdure.values.registry import REGISTRY
 __all__ = [
     "ANSWERED",
     "ENVELOPE",
-    "FILTER_OPERATORS",
     "SIZE_MAX",
     "AsyncClosing",
     "Await",
     "Call",
     "Codec",
+    "Condition",
     "Encoded",
+    "Filter",
     "Flow",
     "Item",
     "ItemChange",
@@ -104,12 +105,14 @@ __all__ = [
     "agent_call",
     "amend",
     "arecall",
+    "checked_filter",
     "common_size",
     "decode",
     "encode",
     "envelope_text",
     "event",
     "extend",
+    "field_condition",
     "hold",
     "in_run",
     "io_only_in_units",
