@@ -44,6 +44,14 @@ $(VENV)/.dev: pyproject.toml | $(BIN)/python
 	@$(CLAUDE)
 	@touch $@ $(VENV)/.base $(VENV)/.test
 
+# CrewAI needs older versions of what the other frameworks need, and brings 850 MB: it has an environment of its own, for the
+# soak alone.
+$(VENV)/.crewai: pyproject.toml | $(VENV)/.test
+	@echo "installing CrewAI into $(VENV)/crewai …"
+	@$(PYTHON) -m venv --clear $(VENV)/crewai
+	@$(BIN)/python -m pip --python $(VENV)/crewai/bin/python install --quiet --disable-pip-version-check -e '.[crewai]'
+	@touch $@
+
 # The C accelerator of the LangGraph saver is optional: where it cannot be built, its tests say so.
 $(VENV)/.speed: speed/perdure_speed.c speed/setup.py speed/pyproject.toml | $(BIN)/python
 	@if $(INSTALL) --force-reinstall --no-deps ./speed > $(VENV)/speed.log 2>&1; \
@@ -110,7 +118,7 @@ bench: $(VENV)/.dev $(VENV)/.speed $(VENV)/.cosmos
 	$(BIN)/python -m bench
 
 # Everything that `make test` runs a sample of, in full: all points, all pairs of a database and a mode, many more kills.
-soak: $(VENV)/.test $(VENV)/.speed $(VENV)/.postgres15 $(VENV)/.pgbouncer $(VENV)/.redis $(VENV)/.chromium $(VENV)/.cosmos
+soak: $(VENV)/.test $(VENV)/.crewai $(VENV)/.speed $(VENV)/.postgres15 $(VENV)/.pgbouncer $(VENV)/.redis $(VENV)/.chromium $(VENV)/.cosmos
 	PERDURE_SOAK=1 $(BIN)/python -m pytest -m alone
 	PERDURE_SOAK=1 $(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal --timeout 7200
 	$(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal -k postgres --postgres-programs $(abspath $(OLDEST_POSTGRES))

@@ -43,6 +43,7 @@ from bench.saves import append, cold, later, small
 from bench.scale import scale
 from bench.schedules import schedules
 from bench.search import search
+from bench.search_large import search_large
 from bench.search_postgres import search_postgres
 from bench.second_agent import second_agent
 from bench.sizes import sizes
@@ -102,6 +103,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "retrieval": retrieval,
     "precision": precision,
     "search": search,
+    "search-large": search_large,
     "search-postgres": search_postgres,
     "snapshots": snapshots,
     "snapshot-restore": snapshot_restore,

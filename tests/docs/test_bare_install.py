@@ -23,11 +23,15 @@ USES = {
     "inspect": "import perdure.inspector.server",
     "adk": "import perdure.adk",
     "agent-framework": "import perdure.agent_framework",
+    "burr": "import perdure.burr",
     "claude-agent": "import perdure.claude_agent",
+    "crewai": "import perdure.crewai",
+    "llama-index": "import perdure.llama_index",
     "crdt": "import perdure; perdure.memory.SharedText().insert(0, 'a')",
     "nats": "import perdure; perdure.teams.NatsRegister(['nats://127.0.0.1:4222'], 'team').close()",
     "openai-agents": "import perdure.openai_agents",
     "pydantic-ai": "import perdure.pydantic_ai",
+    "strands": "import perdure.strands",
     "otel": "import perdure; perdure.ops.metrics.otel().close()",
     "mcp": "from mcp.server import MCPServer; import perdure.memory.segments",
     "object-lock": "from perdure.storage.object_lock import _client; _client()",
@@ -39,6 +43,7 @@ USES = {
     "search": "import perdure; perdure.open('agent.db', embedder='local').memory('a').search('x')",
     "tokens": "from perdure.memory.tokens import estimate, token_counter; assert token_counter() is not estimate",
 }
+APART = {"crewai"}  # has an environment of its own: tests/frameworks/test_crewai.py
 NO_ERROR = {"tokens", "mcp"}  # tokens are estimated then; the command says it: bare_commands.py
 ONE_AFTER_THE_OTHER = """
 import sys
@@ -87,7 +92,7 @@ def by_example() -> set[str]:
     return {extra for extra in USES if {f"perdure[{extra}]"} in named_by}
 
 
-@pytest.mark.parametrize("extra", USES if SOAK else sorted(set(USES) - by_example()))
+@pytest.mark.parametrize("extra", sorted(set(USES) - APART - (set() if SOAK else by_example())))
 def test_an_extra_alone_is_enough(installs: Installs, tmp_path: Path, extra: str) -> None:
     run(installs.python({f"perdure[{extra}]"}), tmp_path, "-c", USES[extra])
 

@@ -54,6 +54,9 @@ LAYERS = (
     "adapters",
     "langchain",
     "langchain_history",
+    "llama_index",
+    "burr",
+    "crewai",
     "langgraph",
     "pydantic_ai",
     "openai_agents",
@@ -61,6 +64,7 @@ LAYERS = (
     "cosmos",
     "claude_agent",
     "agent_framework",
+    "strands",
     "views",
     "testing",
     "forensics",
@@ -71,7 +75,8 @@ LAYERS = (
 # Products on top of the mechanisms: each can be removed as a folder, with the module of `cli` that has its name.
 PRODUCTS = ("forensics", "regions")
 # Adapters of agent frameworks, which are slow to import. No module has more than 250 lines.
-AGENTS = ("pydantic_ai", "openai_agents", "adk", "claude_agent", "agent_framework", "langchain_history")
+AGENTS = ("pydantic_ai", "openai_agents", "adk", "claude_agent", "agent_framework", "strands",
+          "langchain_history", "llama_index", "burr", "crewai")  # fmt: skip
 # Usable after `import perdure`, and imported when first used.
 FACES = {"agents", "encryption", "errors", "forensics", "memory", "ops", "regions", "snapshots", "teams", "views"}
 # The floors of the largest layer. Between them the imports at the head of a module go downwards; what a function

@@ -76,6 +76,9 @@ _POSTGRES_RECORD = f"{_INSERT_RECORD} SELECT {_POSTGRES_VALUES}, b.id FROM b"
 _INSERT_BODY = "INSERT INTO body (tenant, salt, diff, full_text)"
 _BODY_POSTGRES = f"{_INSERT_BODY} SELECT :tenant::bigint, :salt::bytea, :diff::bytea, :full_text::bytea"
 _SET_HEAD = "UPDATE thread SET head = :id, head_hash = :hash, updated_at = :at"
+# A question that was attached to this id before it was saved stays. Only the row itself is read, so that on PostgreSQL
+# this sees what a transaction has committed that it waited for.
+_ASKED = "asked_at = CASE WHEN asked_id >= :label THEN asked_at END"
 _INSERT_LABEL = "INSERT INTO label (tenant, thread, space, id, record, run)"
 _LABEL_POSTGRES = ":tenant::bigint, :thread::bigint, 0, :label::bytea, r.id, :run::bytea"
 # The inserts of a body, its record and its label.
@@ -96,7 +99,8 @@ def _to_head(*, labelled: bool, returning: bool, same_minute: bool) -> Sql:
     It applies if the head is the expected parent and the thread is in the generation of the difference. A program needs
     `returning`; a driver's `append` counts changed rows instead. `same_minute` leaves `active` out: setting it even to
     the same value would make SQLite write a page of its index at every save."""
-    move = f"{_SET_HEAD}{'' if same_minute else ', active = :active'} {_OF_THREAD}"
+    asked = _ASKED if labelled else "asked_at = NULL"
+    move = f"{_SET_HEAD}, {asked}{'' if same_minute else ', active = :active'} {_OF_THREAD}"
     move += " AND head = :parent AND generation = :generation" + (f" AND {IS_OURS}" if labelled else "")
     end = " RETURNING id" if returning else ""
     rows = 3 if labelled else 2
@@ -141,7 +145,8 @@ INSERT = Sql(
     postgres=f"WITH b AS ({_BODY_POSTGRES} RETURNING id) {_POSTGRES_RECORD}",
     seals=INSERT_SEALS,
 )
-MOVE_HEAD = Sql(f"{_SET_HEAD}, active = :active {_OF_THREAD}")
+MOVE_HEAD = Sql(f"{_SET_HEAD}, {_ASKED}, active = :active {_OF_THREAD}")
+_AFTER_ALL = b"\xff" * 17  # a label behind all others
 # A salt is random and used once, so it identifies the draft of a record.
 SALT = Sql(
     """SELECT b.salt FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
@@ -372,6 +377,7 @@ def append(draft: Draft, place: Place, record: int, at: int, label: Label | None
         statements += [put_label(label, slot, record), *turn]
     if on_head and (slot is None or slot.space == MAIN):
         moved = {"id": record, "hash": sealed.hash, "at": at, "active": at // MINUTE_US}
+        moved["label"] = _AFTER_ALL if label is None else label.id
         statements.append(MOVE_HEAD(**moved, tenant=tenant, thread=thread.thread))
     elif on_head and slot is not None:
         statements += move_space_head(slot, record, at)

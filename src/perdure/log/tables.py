@@ -24,6 +24,9 @@ THREAD = Table(
         Column("retention", "text", null=True),
         Column("owner", "text", null=True),  # the process that runs the thread's effects, or ran them last
         Column("autosave", "text", null=True),  # JSON: what adaptive autosave has measured (threads/failures.py)
+        # When a task has attached a question, and to which id (`task_questions.py`). NULL: the newest id has none.
+        Column("asked_at", "int", null=True),
+        Column("asked_id", "bytes", null=True),
     ),
     ("thread",),
     (
@@ -31,6 +34,7 @@ THREAD = Table(
         Index("thread_active", "tenant, active"),
         Index("thread_tree", "tenant, tree"),
         Index("thread_source", "tenant, source", where="source IS NOT NULL"),
+        Index("thread_asked", "tenant, asked_at, thread", where="asked_at IS NOT NULL"),
     ),
     owner="thread",
     unversioned=("owner", "autosave"),
@@ -178,7 +182,14 @@ ERASED = Table(
     ("thread", "record"),
     versioned=False,
 )
-TABLES = (THREAD, TAG, RECORD, BODY, SPACE, LABEL, WRITE, PIN, ARCHIVED, ERASED)
+# Until when something was there that was deleted since: the store cannot show an earlier instant (`removals.py`).
+REMOVAL = Table(
+    "removal",
+    (Column("kind", "text"), Column("until_at", "int")),  # kind: thread, run, memory_item
+    ("kind", "until_at"),
+    few_rows=True,
+)
+TABLES = (THREAD, TAG, RECORD, BODY, SPACE, LABEL, WRITE, PIN, ARCHIVED, ERASED, REMOVAL)
 
 # The encrypted columns, for statements that read or write them.
 SALT, DIFF, FULL_TEXT = BODY.encrypted("salt"), BODY.encrypted("diff"), BODY.encrypted("full_text")

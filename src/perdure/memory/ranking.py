@@ -143,6 +143,10 @@ class Ranking:
         """Return the items that have a vector, ranked by their cosine alone."""
         return replace(self, scores=self.cosines)._where(~numpy.isnan(self.cosines))
 
+    def among(self, ids: Array) -> Ranking:
+        """Return the hits that are among these items, with the same scores."""
+        return self._where(numpy.isin(self.ids, ids))
+
     def with_meaning(self, cosines: Mapping[int, float | None], noise: Array) -> Ranking:
         """Return a ranking by words and meaning of the items in `cosines`. None: an item without a vector."""
         numbers = numpy.sort(numpy.fromiter(cosines, "i8"))

@@ -1,13 +1,4 @@
-"""Perdure for the Microsoft Agent Framework: durable agents, and histories of sessions in a store.
-
-    from perdure.agent_framework import PerdureHistoryProvider, durability
-
-    agent = Agent(client, name="shop", tools=[search, pay], middleware=durability(),
-                  context_providers=[PerdureHistoryProvider(store)])
-
-In a durable function model responses and tools are steps. A tool that is decorated with `@perdure.step` or
-`@perdure.effect` is that step or effect. It needs the extra `agent-framework`.
-"""
+"""The middleware that makes agents durable, and histories of sessions in a store."""
 
 from __future__ import annotations
 
@@ -15,18 +6,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-import perdure
-from perdure.adapters import aextend, agent_call, arecall, in_run, is_journaled, journaled, tool_call
-from perdure.errors import ExtraMissing, NotApproved, UsageError
-
-try:
-    import agent_framework  # noqa: F401
-except ModuleNotFoundError as error:
-    raise ExtraMissing("perdure.agent_framework", "agent-framework") from error
-
 from agent_framework import (
     AgentContext,
     AgentMiddleware,
+    AgentSession,
     ChatContext,
     ChatMiddleware,
     ChatResponse,
@@ -37,7 +20,19 @@ from agent_framework import (
     Message,
 )
 
-__all__ = ["PerdureHistoryProvider", "durability"]
+import perdure
+from perdure.adapters import (
+    aextend,
+    agent_call,
+    arecall,
+    in_run,
+    is_journaled,
+    journaled,
+    register_agents,
+    remembering,
+    tool_call,
+)
+from perdure.errors import NotApproved, UsageError
 
 Options = Mapping[str, Any]
 Next = Callable[[], Awaitable[None]]
@@ -150,3 +145,21 @@ class PerdureHistoryProvider(HistoryProvider):
 
     async def save_messages(self, session_id: str | None, messages: Sequence[Message], **options: Any) -> None:
         await aextend(self._thread(session_id), [message.to_dict() for message in messages])
+
+
+def _as_agent(agent: Any) -> Callable[[Any, Any], Awaitable[Any]]:
+    """Return an agent as the handler of a team's member. The text of its response is the answer."""
+    if not any(isinstance(each, _Agent) for each in agent.middleware or ()):
+        raise UsageError("an agent in a team is durable: Agent(…, middleware=durability())")
+    if any(isinstance(each, PerdureHistoryProvider) for each in agent.context_providers):
+        raise UsageError("the history of an agent in a team is in the member's state: leave PerdureHistoryProvider out")
+
+    async def ask(message: str, history: Any) -> tuple[str, Any]:
+        session = AgentSession.from_dict(history) if history else AgentSession(session_id=str(perdure.uuid()))
+        answer = await agent.run(message, session=session)
+        return answer.text, session.to_dict()
+
+    return remembering(ask)
+
+
+register_agents("agent_framework", _as_agent)
