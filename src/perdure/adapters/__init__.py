@@ -243,8 +243,6 @@ class Items:
         return batches.write_items(self._ctx, changes, refreshed)
 
 
-
-
 # --- states that many writers change
 
 
