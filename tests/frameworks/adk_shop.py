@@ -35,7 +35,7 @@ class Deciding(BaseLlm):
         if isinstance(decided, str):
             said = [types.Part(text=decided)]
         else:
-            calls = [types.FunctionCall(name=call.name, args=call.arguments, id=call.id) for call in decided]
+            calls = [types.FunctionCall(name=call.name, args=call.arguments) for call in decided]  # as Gemini: no ids
             said = [types.Part(function_call=call) for call in calls]
         yield LlmResponse(content=types.Content(role="model", parts=said))
 

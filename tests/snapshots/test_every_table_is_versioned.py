@@ -24,7 +24,17 @@ STORES = pytest.mark.parametrize("store", ["sqlite", "memory", "postgres"], indi
 # are kept as long as a snapshot shows such a state.
 _UNVERSIONED = {
     *("external", "external_use"),
-    *("tenant", "tenant_key", "tenant_role", "copy", "erased", "run_count", "emitted", "operator_action"),
+    *(
+        "tenant",
+        "tenant_key",
+        "tenant_role",
+        "copy",
+        "erased",
+        "run_count",
+        "emitted",
+        "memory_index",
+        "operator_action",
+    ),
     *("team_store", "team_view", "peer_key"),
 }
 _NOT_COPIED = {"thread": {"owner", "autosave"}}  # columns that are of this store alone: transfers leave them out

@@ -17,7 +17,7 @@ EPOCH_SEEDS, INDUCED_SEEDS, CONTROL_SEEDS = (10_000, 5_000, 400) if SOAK else (1
 CONTROLS: dict[str, tuple[str, dict[str, Any]]] = {
     "ignores the cut of a batch": ("snapshots", {"member": NoCutOnSight}),
     "delivers before it cuts": ("snapshots", {"member": CutsAfter}),
-    "empties its outbox before it cuts": ("snapshots", {"member": AcknowledgesFirst, "steps": 1500}),
+    "empties its outbox before it cuts": ("snapshots", {"member": AcknowledgesFirst, "steps": 4000}),
     "takes frames twice": ("quiet", {"member": TakesTwice}),
     "takes batches of older eras": ("restore", {"member": NoEras}),
     "has its marks outside of the cut": ("restore", {"member": NoChain, "marks_outside": True}),

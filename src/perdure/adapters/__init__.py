@@ -4,7 +4,7 @@
 (`Encoded`); an adapter may cache its own data about a part of that text in `Part.known`.
 `Tasks` and `add_provider`: steps and effects that a framework's tasks call.
 `Items`: long-term memory, in any number of namespaces at once.
-`agent_call`, `tool_call`, `journaled`, `hold`: calls of an agent's framework as steps and effects of its run.
+`agent_call`, `agent_branch`, `tool_call`, `journaled`, `hold`: calls of an agent as steps and effects of its run.
 `amend`, `extend`, `recall`: states that many writers change, such as sessions; in a run, each exactly once.
 `register_agents`, `remembering`, `member_turn` and `apart`: an agent of a framework as a member of a team.
 """
@@ -16,6 +16,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from perdure.adapters.agents import (
+    agent_branch,
     agent_call,
     apart,
     hold,
@@ -27,6 +28,7 @@ from perdure.adapters.agents import (
     register_agents,
     remembering,
     tool_call,
+    within,
 )
 from perdure.errors import NotFound, UsageError
 from perdure.log.envelopes import ENVELOPE, envelope_text
@@ -35,7 +37,7 @@ from perdure.log.pending import Write
 from perdure.log.task_questions import ANSWERED
 from perdure.memory import batches, maintenance
 from perdure.memory.batches import ItemChange
-from perdure.memory.filters import OPERATORS as FILTER_OPERATORS
+from perdure.memory.filters import Condition, Filter, checked_filter, field_condition
 from perdure.memory.labels import Labels
 from perdure.memory.models import Item
 from perdure.ops.store import Store
@@ -67,13 +69,14 @@ from perdure.values.registry import REGISTRY
 __all__ = [
     "ANSWERED",
     "ENVELOPE",
-    "FILTER_OPERATORS",
     "SIZE_MAX",
     "AsyncClosing",
     "Await",
     "Call",
     "Codec",
+    "Condition",
     "Encoded",
+    "Filter",
     "Flow",
     "Item",
     "ItemChange",
@@ -98,15 +101,18 @@ __all__ = [
     "apart",
     "accelerator",
     "aextend",
+    "agent_branch",
     "agent_call",
     "amend",
     "arecall",
+    "checked_filter",
     "common_size",
     "decode",
     "encode",
     "envelope_text",
     "event",
     "extend",
+    "field_condition",
     "hold",
     "in_run",
     "io_only_in_units",
@@ -123,6 +129,7 @@ __all__ = [
     "said",
     "sqlite_path",
     "tool_call",
+    "within",
 ]
 
 T = TypeVar("T")
@@ -282,6 +289,9 @@ def recall(thread: Thread) -> Checkpoint | None:
         return None if at is None else thread.load(at)
     except NotFound:
         return None
+    except Exception as error:
+        hold(error)
+        raise
 
 
 async def arecall(thread: Thread) -> Checkpoint | None:
@@ -293,6 +303,9 @@ async def arecall(thread: Thread) -> Checkpoint | None:
         return None if at is None else await thread.aload(at)
     except NotFound:
         return None
+    except Exception as error:
+        hold(error)
+        raise
 
 
 @step(name="thread.head", ignore=("thread",))
@@ -343,3 +356,6 @@ def _amending(
         return (yield from thread._perform(saving))
     except Unchanged:
         return None
+    except Exception as error:
+        hold(error)  # a framework may wrap it: then the run would fail, and not be resumed
+        raise

@@ -78,6 +78,22 @@ def agent_call(name: str) -> AbstractContextManager[Scope | None]:
     return _branch(name, is_agent=True)
 
 
+def agent_branch(name: str) -> Scope | None:
+    """Begin a call of an agent, as `agent_call`, for a framework with hooks. `within` has its calls; `end` it."""
+    scope = current.get()
+    return None if scope is None or scope.body is not None else scope.for_call(name)
+
+
+@contextmanager
+def within(branch: Scope | None) -> Iterator[None]:
+    """Let calls that this code makes be those of the agent of a branch."""
+    token = _agent.set(branch)
+    try:
+        yield
+    finally:
+        _agent.reset(token)
+
+
 def tool_call(name: str, id: str | None = None) -> AbstractContextManager[Scope | None]:
     """Run a tool's own code in the run, in a branch named by the id of the tool call: it may ask, sleep, have effects.
 

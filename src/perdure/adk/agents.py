@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from google.adk.agents import BaseAgent, LlmAgent
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
+from google.adk.flows.llm_flows.functions import AF_FUNCTION_CALL_ID_PREFIX
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
@@ -71,6 +73,7 @@ class _Llm(BaseLlm):
         async def body() -> list[Any]:
             whole = []
             async for response in responses:
+                _number_calls(response)
                 plain = response.model_dump(mode="json", exclude_none=True)
                 if stream:
                     perdure.emit(plain)
@@ -80,6 +83,13 @@ class _Llm(BaseLlm):
         key = {"contents": len(llm_request.contents)}
         for plain in await journaled("step", f"{self.agent}.model", key, body, **self.options):
             yield LlmResponse.model_validate(plain)
+
+
+def _number_calls(response: LlmResponse) -> None:
+    """Give function calls that have no id one, before the response is recorded. ADK would do it anew in each replay."""
+    for part in (response.content and response.content.parts) or ():
+        if part.function_call is not None and not part.function_call.id:
+            part.function_call.id = f"{AF_FUNCTION_CALL_ID_PREFIX}{uuid4()}"
 
 
 def _tool(agent: str, tool: Any, effects: Mapping[str, Options]) -> Any:

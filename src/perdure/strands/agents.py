@@ -5,11 +5,11 @@ from __future__ import annotations
 import copy
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 from strands import Agent
 from strands.agent.state import AgentState
-from strands.hooks import BeforeInvocationEvent
+from strands.hooks import AfterInvocationEvent, BeforeInvocationEvent
 from strands.interrupt import Interrupt, InterruptException
 from strands.middleware import (
     ExecuteToolContext,
@@ -24,7 +24,17 @@ from strands.plugins import Plugin
 from strands.tools.structured_output.structured_output_tool import StructuredOutputTool
 
 import perdure
-from perdure.adapters import in_run, is_journaled, journaled, register_agents, remembering, tool_call
+from perdure.adapters import (
+    Scope,
+    agent_branch,
+    in_run,
+    is_journaled,
+    journaled,
+    register_agents,
+    remembering,
+    tool_call,
+    within,
+)
 from perdure.errors import UsageError
 
 Options = Mapping[str, Any]
@@ -52,19 +62,27 @@ class _Durability(Plugin):
     def __init__(self, model: Options, effects: Mapping[str, Options], stream: bool) -> None:
         super().__init__()
         self._model_options, self._effects, self._streams = model, effects, stream
+        self._branches: WeakKeyDictionary[Any, Scope] = WeakKeyDictionary()  # of the agents that are called now
 
     def init_agent(self, agent: Agent) -> None:
         was_in_run = in_run()
 
-        def check(event: BeforeInvocationEvent) -> None:
+        def begin(event: BeforeInvocationEvent) -> None:
             if in_run() and not was_in_run and agent not in _members:
                 raise UsageError(
                     f"agent {agent.name!r} was made outside of the run, and remembers what else was said to it: make "
                     "it in the durable function that calls it"
                 )
+            if (branch := agent_branch(agent.name)) is not None:
+                self._branches[agent] = branch
+
+        def end(event: AfterInvocationEvent) -> None:
+            if (branch := self._branches.pop(agent, None)) is not None:
+                branch.end()
 
         _durable.add(agent)
-        agent.add_hook(check, BeforeInvocationEvent)
+        agent.add_hook(begin, BeforeInvocationEvent)
+        agent.add_hook(end, AfterInvocationEvent)
         agent.add_middleware(InvokeModelStage, self._model)
         agent.add_middleware(ExecuteToolStage, self._tool)
 
@@ -88,7 +106,8 @@ class _Durability(Plugin):
             return list(stopped)
 
         key = {"messages": len(context.messages)}
-        recorded = await journaled("step", f"{context.agent.name}.model", key, body, **self._model_options)
+        with within(self._branches.get(context.agent)):
+            recorded = await journaled("step", f"{context.agent.name}.model", key, body, **self._model_options)
         yield ModelStopReason(*recorded)
 
     async def _tool(self, context: ExecuteToolContext, call_next: Next) -> AsyncGenerator[TypedEvent, None]:
@@ -98,7 +117,7 @@ class _Durability(Plugin):
                 yield event
             return
         id = str(context.tool_use["toolUseId"])
-        with tool_call(str(context.tool_use["name"]), id) as branch:
+        with within(self._branches.get(context.agent)), tool_call(str(context.tool_use["name"]), id) as branch:
             if _is_inline(context.tool):
                 events = [event async for event in call_next(context)]
                 if branch is not None and branch.declined is not None:

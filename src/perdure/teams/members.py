@@ -6,7 +6,7 @@ state is the thread of that run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -166,7 +166,7 @@ def ensure_team(ctx: StoreContext, team: str) -> Flow[tuple[int, RunRow]]:
 
 
 def add_member(ctx: StoreContext, team: str, name: str, declared: Declared, *, returns: bool = False) -> Flow[None]:
-    """Create a member with its first state, in one transaction, unless it exists. Give it its capacity.
+    """Create a member with its first state, in one transaction, unless it exists.
 
     With `returns`, one that has left comes back, with the state that it had."""
     tenant, root = yield from ensure_team(ctx, team)
@@ -175,10 +175,9 @@ def add_member(ctx: StoreContext, team: str, name: str, declared: Declared, *, r
     if there is None:
         cursor = Cursor(thread_name(run_id), merge={RUN_KEY: run_id}, found_nothing=True)
         saving = yield from Save(ctx, cursor, text=declared.state).prepare()
-        args = compress(encode({"capacity": declared.capacity}, ctx.codec))
         new = NewRun(
-            run_id, declared.spec.name, declared.spec.version, args, b"", ctx.entropy(16), parent=root.run,
-            root=root.run, wake_at=NEVER, turn=0, status="waiting",
+            run_id, declared.spec.name, declared.spec.version, _args(ctx, declared), b"", ctx.entropy(16),
+            parent=root.run, root=root.run, wake_at=NEVER, turn=0, status="waiting",
         )  # fmt: skip
 
         def op() -> Program[None]:
@@ -189,15 +188,13 @@ def add_member(ctx: StoreContext, team: str, name: str, declared: Declared, *, r
         yield from write(op)
     elif (there.turn is None and there.function != ELSEWHERE) or there.root != root.run:
         raise UsageError(f"{run_id!r} is the id of a run that is no member of the team: give the member another name")
-    elif there.turn is not None:
-        args = compress(encode({"capacity": declared.capacity}, ctx.codec))
-        [(old, _)] = yield from fetch(rows.ARGS_OF, tenant=tenant, run=there.run)
-        if decompress(old) != decompress(args):
-            yield from change(rows.SET_ARGS(tenant=tenant, run=there.run, incarnation=there.incarnation, args=args))
-        if returns and there.status in FINISHED:
-            first = yield from _state_to_return(ctx, there, declared)
-            yield from write(partial(_come_back, tenant, there, first, declared.spec, ctx.clock_us()))
-    roster_of(ctx, team).existing.add(name)
+    elif there.turn is not None and returns and there.status in FINISHED:
+        first = yield from _state_to_return(ctx, there, declared)
+        yield from write(partial(_come_back, tenant, there, first, declared.spec, ctx.clock_us()))
+
+
+def _args(ctx: StoreContext, declared: Declared) -> bytes:
+    return compress(encode({"capacity": declared.capacity}, ctx.codec))
 
 
 def _state_to_return(ctx: StoreContext, row: RunRow, declared: Declared) -> Flow[PreparedSave | None]:
@@ -221,11 +218,28 @@ def _come_back(tenant: int, row: RunRow, saving: PreparedSave | None, spec: Dura
 
 
 def ensure_members(ctx: StoreContext, team: str) -> Flow[None]:
-    """Create the members that this process has declared and that do not exist."""
+    """Create the members that this process has declared and that do not exist.
+
+    Members of these agents that exist, under whatever name, get the capacity that is declared now."""
     roster = roster_of(ctx, team)
-    for name, declared in list(roster.declared.items()):
-        if name not in roster.existing:
-            yield from add_member(ctx, team, name, declared)
+    new = {name: declared for name, declared in roster.declared.items() if name not in roster.existing}
+    for name, declared in new.items():
+        yield from add_member(ctx, team, name, declared)
+    if new:
+        tenant, root = yield from find_team(ctx, team)
+        args = {declared.spec.name: _args(ctx, declared) for declared in new.values()}
+        for row in (yield from read(partial(_declared_otherwise, tenant, root.run, args))):
+            about = {"run": row.run, "incarnation": row.incarnation, "args": args[row.function]}
+            yield from change(rows.SET_ARGS(tenant=tenant, **about))
+        roster.existing |= new.keys()
+
+
+def _declared_otherwise(tenant: int, root: int, args: Mapping[str, bytes]) -> Program[list[RunRow]]:
+    """Return the members of some functions whose stored arguments are not these."""
+    members = [row for row in (yield from member_rows(tenant, root)) if row.function in args]
+    answers = yield Batch(*(rows.ARGS_OF(tenant=tenant, run=row.run) for row in members))
+    pairs = zip(members, answers, strict=True)
+    return [row for row, [(old, _)] in pairs if decompress(old) != decompress(args[row.function])]
 
 
 def list_teams(ctx: StoreContext) -> Flow[list[TeamInfo]]:

@@ -104,7 +104,9 @@ class Team(Handle):
             add_durable(spec)
             first = encode({} if state is None else state, self._context.codec)
             declared = Declared(spec, first, capacity)
-            roster_of(self._context, self.name).declared[chosen] = declared
+            roster = roster_of(self._context, self.name)
+            roster.declared[chosen] = declared
+            roster.existing.discard(chosen)
             handler.perdure_member, handler.perdure_agent = chosen, declared
             return handler
 

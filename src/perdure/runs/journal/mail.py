@@ -31,7 +31,9 @@ def _both(text: str, **columns: Any) -> Sql:
 
 
 def _put(guard: str) -> Sql:
-    """Return the statement that adds a message to a box. One that was withdrawn by a rewind is sent anew."""
+    """Return the statement that adds a message to a box. One that was withdrawn by a rewind is sent anew.
+
+    It keeps its header, which may say that it was given up before (`MailRow.about`)."""
     return _both(
         f"""INSERT INTO mail (tenant, run, seq, topic, key, sender, sent_turn, state, header, value, at)
         SELECT t.tenant, t.run,
@@ -42,8 +44,8 @@ def _put(guard: str) -> Sql:
             :header::bytea, :value::bytea, {{now}}
         FROM run t WHERE t.tenant = :tenant AND t.run = :to{guard}
         ON CONFLICT (tenant, run, key) DO UPDATE SET seq = excluded.seq, state = excluded.state, at = excluded.at,
-            sent_turn = excluded.sent_turn, taken_turn = NULL, record = NULL, header = excluded.header,
-            value = excluded.value WHERE mail.state = 3""",
+            sent_turn = excluded.sent_turn, taken_turn = NULL, record = NULL, value = excluded.value,
+            header = coalesce(excluded.header, mail.header) WHERE mail.state = 3""",
         seals={"value": MAIL_VALUE.at("to", "key"), "header": MAIL_HEADER.at("to", "key")},
     )
 
@@ -96,6 +98,11 @@ _DROP = [
     )
     for table in ("answer", "ask", "journal", "run_blob")
 ]
+# Nobody waits any more for an answer that came after its call had ended.
+_FORGET_ANSWERS = Sql(
+    f"""UPDATE mail SET state = 3
+    WHERE tenant = :tenant AND run = :me AND {IS_ANSWER} AND state = 0{_IF_HELD}"""
+)
 _MORE = "EXISTS (SELECT 1 FROM mail WHERE tenant = :tenant AND run = :me AND topic = '' AND state = 0)"
 _STAYS = f"(:stay = 1 AND request IS NULL AND {_MORE})"
 _END = Sql(
@@ -126,7 +133,8 @@ class MailRow(NamedTuple):
 
     @property
     def about(self) -> dict[str, Any]:
-        """The header: its call (reply, turn), how often it was sent again (resent), why it is dead, a nonce."""
+        """The header: its call (reply, turn), how often it was given up and the keys of the effects that were undone
+        then (given_up, undone), why it is dead (error, at), a nonce."""
         return orjson.loads(self.header) if self.header else {}
 
 
@@ -215,7 +223,7 @@ def end_turn(token: FenceToken, sender: str, end: TurnEnd, saving: PreparedSave 
             _WAKE_HELD(**about),
         ]
     if end.has_journal:
-        statements += [drop(**me) for drop in _DROP]
+        statements += [_FORGET_ANSWERS(**me), *(drop(**me) for drop in _DROP)]
     is_quick = saving is not None and saving.warm is not None and saving.draft.base is not None
     if saving is not None and not is_quick:
         yield from saving.program()
