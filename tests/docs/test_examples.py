@@ -313,6 +313,11 @@ def test_an_agent_of_langchain_is_killed_and_books_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_graph_whose_interrupt_was_answered_is_resumed_though_the_worker_is_killed(tmp_path: Path) -> None:
+    output = run("langgraph_inbox.py", tmp_path).splitlines()
+    assert output[2:] == ["the worker is killed, after it booked", "the graph says: booked LH400", "bookings: 1"]
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_an_agent_of_a_framework_is_killed_after_it_paid_and_goes_on(tmp_path: Path, framework: str) -> None:
     first = run(f"{framework}_agent.py", tmp_path, code=-signal.SIGKILL)

@@ -289,6 +289,9 @@ def recall(thread: Thread) -> Checkpoint | None:
         return None if at is None else thread.load(at)
     except NotFound:
         return None
+    except Exception as error:
+        hold(error)
+        raise
 
 
 async def arecall(thread: Thread) -> Checkpoint | None:
@@ -300,6 +303,9 @@ async def arecall(thread: Thread) -> Checkpoint | None:
         return None if at is None else await thread.aload(at)
     except NotFound:
         return None
+    except Exception as error:
+        hold(error)
+        raise
 
 
 @step(name="thread.head", ignore=("thread",))
@@ -350,3 +356,6 @@ def _amending(
         return (yield from thread._perform(saving))
     except Unchanged:
         return None
+    except Exception as error:
+        hold(error)  # a framework may wrap it: then the run would fail, and not be resumed
+        raise

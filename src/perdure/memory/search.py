@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perdure.memory import rows, stored_indexes
-from perdure.memory.large import LARGE_ITEMS, PROPOSED, NearestQuery, Proposal
+from perdure.memory.large import LARGE_ITEMS, PROPOSED, SAMPLE, NearestQuery, Proposal
 from perdure.memory.models import Item
 from perdure.memory.reading import ItemReader
 from perdure.memory.rows import OF_ITEM, SEQUENCE_BITS, WANTED, ItemQuery, ItemRow
@@ -23,6 +23,8 @@ from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, 
 from perdure.threads.context import StoreContext
 
 if TYPE_CHECKING:  # needs numpy
+    from numpy.typing import NDArray
+
     from perdure.memory.ranking import Hit, Ranking
     from perdure.memory.segments import IndexScope
 
@@ -86,12 +88,13 @@ def search(
     hits = yield from read(partial(asked.run, None if index is None else LARGE_ITEMS))
     if index is None:
         yield from stored_indexes.store(tenant, searcher, indexes)
-    count = PROPOSED
-    while hits is None and index is not None:
-        nearest = NearestQuery(tenant, scope.path, searcher.model, vector or b"", count)
-        near = yield from index.nearest(nearest)
-        hits = yield from read(partial(asked.run, proposal=Proposal(nearest, near)))
-        count *= 4
+    if hits is None and index is not None:
+        nearest = NearestQuery(tenant, scope.path, searcher.model, vector or b"", PROPOSED)
+        target, noise = yield from read(partial(asked.sample, nearest))
+        while hits is None:
+            near = yield from index.nearest(nearest := nearest._replace(vector=target))
+            hits = yield from read(partial(asked.run, proposal=Proposal(nearest, near, noise)))
+            nearest = nearest._replace(limit=4 * nearest.limit)
     return (hits or [])[start:end]
 
 
@@ -114,10 +117,9 @@ class _Search:
         return ScopeIndexes(self.tenant, self.searcher, self.scope, *model)
 
     def ranking(self, scope: IndexScope) -> Ranking:
-        return self._ordered(scope.rank(self.query, self.vector))
+        return self._relevant(scope.rank(self.query, self.vector, by_meaning=self.by_meaning))
 
-    def _ordered(self, ranking: Ranking) -> Ranking:
-        ranking = ranking.by_meaning() if self.by_meaning else ranking
+    def _relevant(self, ranking: Ranking) -> Ranking:
         return ranking.relevant(self.searcher.floor) if self.relevant else ranking
 
     @property
@@ -168,7 +170,7 @@ class _Search:
             by_words = kept.scope.rank(self.query)
             best = list(islice(by_words, proposal.asked.limit))
             cosines = yield from _cosines(proposal, best, paths)
-            ranking = self._ordered(by_words.with_meaning(cosines))
+            ranking = self._relevant(by_words.with_meaning(cosines, proposal.noise))
             bound = proposal.score_of_the_rest(best, self.relevant, self.searcher.floor)
         ranked: Found = []
         hits, size = iter(self.among(ranking, kept.scope)), _FETCH
@@ -183,6 +185,15 @@ class _Search:
                 ranked, hits = [], iter(self.among(ranking, kept.scope))
         return None if bound is not None and (self.end is None or len(ranked) < self.end) else ranked
 
+    def sample(self, asked: NearestQuery) -> Program[tuple[bytes, NDArray[Any]]]:
+        """Return what is specific in a query's vector within the scope, and its cosines with a sample of the items."""
+        from perdure.memory.segments import specific_to
+
+        [spaces] = yield Batch(_SPACES(**self.scope.params(self.tenant)))
+        newest = {space: (last, generation) for space, last, generation, _, _ in spaces}
+        kept = yield from self.indexes(vectors=False).refreshed(newest)
+        return specific_to(asked.vector, (yield from _vectors(asked, kept.scope.sample(SAMPLE))))
+
     def _fetches(self, ids: Sequence[int]) -> list[Statement]:
         params = self.scope.params(self.tenant)
         return [_RANKED[self.scope.then](**params, **page) for page in pages_of(ids, _FETCH)]
@@ -194,17 +205,20 @@ class _Search:
         return list(islice(((row, hit) for row, hit in there if self.matches(row)), most))
 
 
+def _vectors(asked: NearestQuery, ids: Sequence[int]) -> Program[Rows]:
+    pages = pages_of(ids, _FETCH_VECTORS)
+    answers = yield Batch(*(_VECTORS(tenant=asked.tenant, model=asked.model, **page) for page in pages))
+    return [row for answer in answers for row in answer]
+
+
 def _cosines(proposal: Proposal, best: Sequence[Hit], paths: dict[int, str]) -> Program[dict[int, float | None]]:
     """Return the cosines of the proposed items and of the best by words, with None for those without a vector."""
     from perdure.memory.segments import cosines
 
-    asked = proposal.asked
     cosine_of = {one.id: one.cosine for one in proposal.near if one.id >> SEQUENCE_BITS in paths}
     others: dict[int, float | None] = {hit.id: None for hit in best if hit.id not in cosine_of}
     if others:
-        pages = pages_of([*others], _FETCH_VECTORS)
-        answers = yield Batch(*(_VECTORS(tenant=asked.tenant, model=asked.model, **page) for page in pages))
-        others |= cosines(asked.vector, [row for answer in answers for row in answer])
+        others |= cosines(proposal.asked.vector, (yield from _vectors(proposal.asked, [*others])))
     return {**cosine_of, **others}
 
 
@@ -213,6 +227,6 @@ def ranked(flow: Flow[Found], reader: ItemReader, explain: bool = False) -> Flow
     found = yield from flow
     items = []
     for item, (_, hit) in zip(reader.items(row for row, _ in found), found, strict=True):
-        parts = {"words": hit.words} | ({} if hit.cosine is None else {"cosine": hit.cosine})
+        parts = {"words": hit.words} | ({} if hit.cosine is None else {"meaning": hit.meaning, "cosine": hit.cosine})
         items.append(replace(item, score=hit.score, explain=parts if explain else None))
     return items

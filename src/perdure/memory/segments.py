@@ -11,7 +11,7 @@ import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import compress
+from itertools import compress, repeat
 from typing import Any, NamedTuple, cast
 from zlib import crc32
 
@@ -19,7 +19,7 @@ import msgspec
 
 from perdure.errors import ExtraMissing
 from perdure.memory.columns import FieldColumn
-from perdure.memory.ranking import Ranking, word_scores
+from perdure.memory.ranking import Ranking, specific, word_scores
 from perdure.memory.reading import ItemReader
 from perdure.memory.rows import SEQUENCE_BITS
 from perdure.memory.words import query_terms
@@ -33,7 +33,7 @@ except ImportError as error:
 MERGE_RATIO = 4
 _BLOCK = 2048  # vectors that are compared with a query at a time
 _FORMAT = 1  # of a dumped segment; it also changes when `words.pack` does
-_ARRAYS = ("ids", "terms", "items", "counts", "more_items", "kinds", "at", "lengths")
+_ARRAYS = ("ids", "terms", "items", "counts", "more_items", "kinds", "at", "lengths", "total")
 _NO_IDS = numpy.zeros(0, "i8")
 
 Array = NDArray[Any]
@@ -74,6 +74,14 @@ class Vectors(NamedTuple):
     def concatenate(cls, parts: Iterable[Vectors]) -> Vectors:
         return cls(*map(numpy.concatenate, zip(*parts, strict=True)))
 
+    def total(self) -> Array:
+        """Return the sum of all vectors. It is exact, and so the same in any order."""
+        total = numpy.zeros(self.numbers.shape[1])
+        for start in range(0, len(self.scales), _BLOCK):
+            scales = numpy.nan_to_num(self.scales[start : start + _BLOCK]).astype("f8")
+            total += scales @ self.numbers[start : start + _BLOCK].astype("f8")
+        return total
+
     def products(self, target: Array) -> Array:
         # Row by row, in one thread: a product of matrices would round a row differently in another segment.
         products = numpy.empty(len(self.numbers), "f4")
@@ -102,6 +110,7 @@ class IndexSegment:
     at: Array  # when each was learned
     lengths: Array  # the sum of an item's weighted counts
     places: dict[Hashable, int]
+    total: Array  # the sum of the first vectors of live items
     alive: Array  # whether a version is still the newest of its item
     columns: dict[Hashable, FieldColumn] = field(default_factory=dict)  # of the fields that filters have asked for
 
@@ -119,17 +128,19 @@ class IndexSegment:
         owners = numpy.repeat(numpy.arange(len(rows)), [len(vector) // max(size, 1) for vector in embedded])
         is_first = numpy.diff(owners, prepend=-1) > 0
         further = int((~is_first).sum())
+        vectors = Vectors.of(known[is_first], owners[is_first], len(rows))
         return cls._sorted(
             numpy.fromiter((row.id for row in rows), "i8", len(rows)),
             tuple(row.key for row in rows),
             numpy.frombuffer(b"".join([words[: len(words) // 5 * 4] for words in packed]), "<u4"),
             numpy.repeat(numpy.arange(len(rows), dtype="i4"), sizes),
             numpy.frombuffer(b"".join([words[len(words) // 5 * 4 :] for words in packed]), "u1"),
-            Vectors.of(known[is_first], owners[is_first], len(rows)),
+            vectors,
             Vectors.of(known[~is_first], numpy.arange(further), further),
             owners[~is_first],
             numpy.fromiter((crc32(row.kind.encode()) for row in rows), "u4", len(rows)),
             numpy.fromiter((row.at for row in rows), "i8", len(rows)),
+            vectors.total(),
         )
 
     @classmethod
@@ -157,6 +168,7 @@ class IndexSegment:
             numpy.concatenate([owners for _, owners in further]),
             numpy.concatenate([part.kinds[part.alive] for part in parts]),
             numpy.concatenate([part.at[part.alive] for part in parts]),
+            numpy.sum([part.total for part in parts], 0),
         )
 
     def dumped(self) -> bytes:
@@ -165,7 +177,9 @@ class IndexSegment:
         shapes = [(array.dtype.str, array.shape) for array in arrays]
         keys = cast("tuple[tuple[int, str], ...]", self.keys)
         header = msgspec.msgpack.encode((_FORMAT, shapes, [key for _, key in keys]))
-        return b"".join([len(header).to_bytes(8, "little"), header, *(array.tobytes() for array in arrays)])
+        return b"".join(
+            [len(header).to_bytes(8, "little"), header, *(array.reshape(-1).view("u1") for array in arrays)]
+        )
 
     @classmethod
     def loaded(cls, data: bytearray, space: int) -> IndexSegment | None:
@@ -179,7 +193,7 @@ class IndexSegment:
             count = math.prod(shape)
             arrays.append(numpy.frombuffer(data, kind, count, start).reshape(shape))
             start += arrays[-1].nbytes
-        keys: tuple[Hashable, ...] = tuple((space, name) for name in names)
+        keys: tuple[Hashable, ...] = tuple(zip(repeat(space), names))
         known: dict[str, Any] = dict(zip(_ARRAYS, arrays[4:], strict=True))
         known |= {"vectors": Vectors(*arrays[:2]), "more": Vectors(*arrays[2:4])}
         places = {key: place for place, key in enumerate(keys)}
@@ -198,13 +212,14 @@ class IndexSegment:
         more_items: Array,
         kinds: Array,
         at: Array,
+        total: Array,
     ) -> IndexSegment:
         lengths = numpy.bincount(items, counts, len(ids)).astype("i8")
         order = numpy.argsort(terms)
         postings = terms[order], items[order], counts[order]
         places = {key: place for place, key in enumerate(keys)}
         alive = numpy.ones(len(ids), bool)
-        return cls(ids, keys, *postings, vectors, more, more_items, kinds, at, lengths, places, alive)
+        return cls(ids, keys, *postings, vectors, more, more_items, kinds, at, lengths, places, total, alive)
 
     @property
     def live(self) -> int:
@@ -222,7 +237,12 @@ class IndexSegment:
             return self
         alive = self.alive.copy()
         alive[ended] = False
-        return replace(self, alive=alive)
+        return self.only(alive)
+
+    def only(self, kept: Array) -> IndexSegment:
+        """Return the segment with fewer live items."""
+        total = self.total - self.vectors.where(self.alive & ~kept).total()
+        return replace(self, alive=self.alive & kept, total=total)
 
     def cosines(self, target: Array) -> Array:
         """Return the cosine of each item, that of its nearest vector."""
@@ -278,29 +298,40 @@ class IndexScope:
         return sum(part.live for part in self.parts)
 
     @cached_property
-    def mean_length(self) -> float:
-        return sum(int(part.lengths[part.alive].sum()) for part in self.parts) / max(self.count, 1)
+    def total(self) -> tuple[Array, int]:
+        """Return the sum of the vectors of live items, and their number."""
+        known = sum(int((part.alive & ~numpy.isnan(part.vectors.scales)).sum()) for part in self.parts)
+        return numpy.sum([part.total for part in self.parts], 0), known
+
+    def sample(self, most: int) -> list[int]:
+        """Return the ids of at most so many live items, evenly spread."""
+        ids = [id for part in self.parts for id in part.ids[part.alive].tolist()]
+        return ids[:: -(-len(ids) // most)] if ids else []
 
     @property
     def size_bytes(self) -> int:
         return sum(part.size_bytes for part in self.parts)
 
-    def rank(self, query: str, vector: bytes | None = None) -> Ranking:
-        """Rank the items that share a word with the query and, with the query's vector, all that have a vector."""
+    def rank(self, query: str, vector: bytes | None = None, *, by_meaning: bool = False) -> Ranking:
+        """Rank the items that share a word with the query and, with the query's vector, all that have a vector.
+
+        With `by_meaning`, rank by the plain cosine alone, and leave out items without a vector.
+        """
         if not self.parts:
             return Ranking.fuse(*numpy.zeros((4, 0)))
         if vector is None:
             cosines = [numpy.full(len(part.ids), numpy.nan, "f4") for part in self.parts]
         else:
-            target = numpy.frombuffer(vector, "<f2").astype("f4")
+            target = numpy.frombuffer(vector if by_meaning else specific(vector, *self.total), "<f2").astype("f4")
             cosines = [part.cosines(target) for part in self.parts]
         ids = [part.ids for part in self.parts]
-        words, parts = word_scores(query_terms(query), self.parts, self.count, self.mean_length)
-        return Ranking.fuse(self._live(ids), self._live(words), self._live(cosines), self._live(parts))
+        words, parts = word_scores(query_terms(query), self.parts, self.count)
+        ranking = Ranking.fuse(self._live(ids), self._live(words), self._live(cosines), self._live(parts))
+        return ranking.by_meaning() if by_meaning else ranking
 
     def as_of(self, then: int, ended: Iterable[IndexRow]) -> IndexScope:
         """Return the scope as it was at a time in the past. `ended`: the versions that were there and ended since."""
-        parts = (replace(part, alive=part.alive & (part.at <= then)) for part in self.parts)
+        parts = (part.only(part.at <= then) for part in self.parts)
         return IndexScope(self.dimension, tuple(parts)).refresh(ended)
 
     def with_segment(self, part: IndexSegment) -> IndexScope:
@@ -309,8 +340,9 @@ class IndexScope:
 
     def of_space(self, space: int) -> IndexSegment:
         """Return one segment of the items of a namespace."""
-        parts = [replace(part, alive=part.alive & (part.ids >> SEQUENCE_BITS == space)) for part in self.parts]
-        return IndexSegment.merge(parts)
+        parts = [part.only(part.ids >> SEQUENCE_BITS == space) for part in self.parts]
+        parts = [part for part in parts if part.alive.any()] or parts
+        return parts[0] if len(parts) == 1 and parts[0].alive.all() else IndexSegment.merge(parts)
 
     def without_columns(self, keys: Iterable[Hashable]) -> list[IndexSegment]:
         """Return the segments that lack one of the columns."""
@@ -330,7 +362,13 @@ class IndexScope:
 
 def cosines(vector: bytes, stored: Iterable[tuple[int, bytes]]) -> dict[int, float]:
     """Return the cosines between a vector and stored ones by id. Vectors of another dimension are left out."""
-    same = [IndexRow(id, id, b"", other) for id, other in stored]
-    part = IndexSegment.build(same, len(vector) // 2)
+    part = IndexSegment.build([IndexRow(id, id, b"", other) for id, other in stored], len(vector) // 2)
     products = part.cosines(numpy.frombuffer(vector, "<f2").astype("f4")).tolist()
-    return {row.id: cosine for row, cosine in zip(same, products, strict=True) if not math.isnan(cosine)}
+    return {id: cosine for id, cosine in zip(part.ids.tolist(), products, strict=True) if not math.isnan(cosine)}
+
+
+def specific_to(vector: bytes, stored: Iterable[tuple[int, bytes]]) -> tuple[bytes, Array]:
+    """Return a query's vector without what it shares with a sample of vectors, and its cosines with these."""
+    scope = IndexScope(len(vector) // 2).refresh(IndexRow(id, id, b"", other) for id, other in sorted(stored))
+    target = specific(vector, *scope.total) if scope.parts else vector
+    return target, numpy.array([*cosines(target, stored).values()], "f4")
