@@ -313,6 +313,11 @@ def test_an_agent_of_langchain_is_killed_and_books_once(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_graph_whose_interrupt_was_answered_is_resumed_though_the_worker_is_killed(tmp_path: Path) -> None:
+    output = run("langgraph_inbox.py", tmp_path).splitlines()
+    assert output[2:] == ["the worker is killed, after it booked", "the graph says: booked LH400", "bookings: 1"]
+
+
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_an_agent_of_a_framework_is_killed_after_it_paid_and_goes_on(tmp_path: Path, framework: str) -> None:
     first = run(f"{framework}_agent.py", tmp_path, code=-signal.SIGKILL)
@@ -340,6 +345,11 @@ def test_an_application_of_burr_that_was_killed_goes_on(tmp_path: Path) -> None:
     assert run("burr_application.py", tmp_path, code=-signal.SIGKILL) == "searching\n"
     told = "booked: Pension Sol in Lisbon\n['1 book completed', '0 search completed']\n"
     assert run("burr_application.py", tmp_path) == told
+
+
+def test_a_workflow_of_the_agent_framework_that_was_killed_goes_on(tmp_path: Path) -> None:
+    assert run("agent_framework_workflow.py", tmp_path, code=-signal.SIGKILL) == "searching in Lisbon\nbooking\n"
+    assert run("agent_framework_workflow.py", tmp_path) == "booking\nbooked: Pension Sol\n"
 
 
 def test_a_langgraph_agent_remembers_finds_by_meaning_and_forgets(tmp_path: Path) -> None:

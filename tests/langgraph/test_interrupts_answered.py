@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
@@ -24,7 +23,7 @@ class Said(TypedDict, total=False):
     said: Annotated[list[Any], operator.add]
 
 
-def graph_of(saver: PerdureSaver | bool | None, **nodes: Callable[[Said], Any]) -> AnyGraph:
+def graph_of(saver: PerdureSaver | bool | None, **nodes: Any) -> AnyGraph:
     """A graph whose nodes run side by side."""
     builder = StateGraph(Said)
     for name, node in nodes.items():

@@ -21,6 +21,7 @@ STORE_TABLES = {
     "meta": (WRITE, WRITE, WRITE),
     "migration": (READ, READ, READ),
     "run_count": (WRITE, WRITE, WRITE),
+    "memory_index": (WRITE, WRITE, WRITE),
     "emitted": (WRITE, WRITE, WRITE),
     "tenant": ("INSERT SELECT", READ, "INSERT SELECT"),
     "tenant_role": (READ, READ, READ),

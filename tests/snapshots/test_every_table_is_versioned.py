@@ -22,7 +22,17 @@ STORES = pytest.mark.parametrize("store", ["sqlite", "memory", "postgres"], indi
 # Of the store itself; what was erased, which no snapshot may bring back; what running steps emit; what operators did;
 # what stores of a team agreed on, which a restore changes by their protocol alone.
 _UNVERSIONED = {
-    *("tenant", "tenant_key", "tenant_role", "copy", "erased", "run_count", "emitted", "operator_action"),
+    *(
+        "tenant",
+        "tenant_key",
+        "tenant_role",
+        "copy",
+        "erased",
+        "run_count",
+        "emitted",
+        "memory_index",
+        "operator_action",
+    ),
     *("team_store", "team_view", "peer_key"),
 }
 _NOT_COPIED = {"thread": {"owner", "autosave"}}  # columns that are of this store alone: transfers leave them out

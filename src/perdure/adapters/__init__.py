@@ -37,7 +37,7 @@ from perdure.log.pending import Write
 from perdure.log.task_questions import ANSWERED
 from perdure.memory import batches, maintenance
 from perdure.memory.batches import ItemChange
-from perdure.memory.filters import OPERATORS as FILTER_OPERATORS
+from perdure.memory.filters import Condition, Filter, checked_filter, field_condition
 from perdure.memory.labels import Labels
 from perdure.memory.models import Item
 from perdure.ops.store import Store
@@ -69,13 +69,14 @@ from perdure.values.registry import REGISTRY
 __all__ = [
     "ANSWERED",
     "ENVELOPE",
-    "FILTER_OPERATORS",
     "SIZE_MAX",
     "AsyncClosing",
     "Await",
     "Call",
     "Codec",
+    "Condition",
     "Encoded",
+    "Filter",
     "Flow",
     "Item",
     "ItemChange",
@@ -104,12 +105,14 @@ __all__ = [
     "agent_call",
     "amend",
     "arecall",
+    "checked_filter",
     "common_size",
     "decode",
     "encode",
     "envelope_text",
     "event",
     "extend",
+    "field_condition",
     "hold",
     "in_run",
     "io_only_in_units",
@@ -286,6 +289,9 @@ def recall(thread: Thread) -> Checkpoint | None:
         return None if at is None else thread.load(at)
     except NotFound:
         return None
+    except Exception as error:
+        hold(error)
+        raise
 
 
 async def arecall(thread: Thread) -> Checkpoint | None:
@@ -297,6 +303,9 @@ async def arecall(thread: Thread) -> Checkpoint | None:
         return None if at is None else await thread.aload(at)
     except NotFound:
         return None
+    except Exception as error:
+        hold(error)
+        raise
 
 
 @step(name="thread.head", ignore=("thread",))
@@ -347,3 +356,6 @@ def _amending(
         return (yield from thread._perform(saving))
     except Unchanged:
         return None
+    except Exception as error:
+        hold(error)  # a framework may wrap it: then the run would fail, and not be resumed
+        raise

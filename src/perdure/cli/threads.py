@@ -147,7 +147,8 @@ def show(cli: Invocation, store: Store, thread: str, ref: str | None, as_of: dat
     """Show a checkpoint and its state; by default the newest valid one.
 
     Needs none of your classes: shows them as {"<type>": …}. Bytes, times and other values that JSON lacks become text.
-    Of a LangGraph checkpoint, shows the values, open interrupts and pending writes; --json prints all of it.
+    Of a LangGraph checkpoint, shows the values, the nodes that run next, interrupts and pending writes; --json prints
+    all of it.
     """
     from perdure.cli.graphs import show_lines
     from perdure.views import describe, is_checkpoint

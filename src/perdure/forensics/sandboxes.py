@@ -22,7 +22,7 @@ from weakref import WeakSet
 
 from perdure.errors import NotFound, UsageError
 from perdure.memory.labels import path_of
-from perdure.memory.search import search_alike
+from perdure.memory.scopes import search_alike
 from perdure.storage.program import WRITE_EVENT, Driver, Program, drive, write_repair
 from perdure.transfers.memory import copy_memory
 from perdure.transfers.runs import copy_run, family_head

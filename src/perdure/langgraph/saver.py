@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -30,6 +32,7 @@ from perdure.langgraph.listing import CheckpointListing
 from perdure.langgraph.native import NativeSaver, check_many, check_pruned
 from perdure.langgraph.opening import IN_MEMORY, OpensStore
 from perdure.langgraph.serde import PerdureSerde
+from perdure.langgraph.undoing import end_of, newest_of
 
 _UNFINISHED = (ERROR, INTERRUPT)
 _NO_TASK = "00000000-0000-0000-0000-000000000000"  # the task whose write is the value of Command(resume=…)
@@ -171,6 +174,30 @@ class PerdureSaver(OpensStore, NativeSaver):
         while (id_ := walk.next_id()) is not None:
             walk.take(line.load(id_))
         return walk.result()
+
+    def undo(self, config: RunnableConfig, *, who: str | None = None) -> int:
+        """Undo the effects of a thread's nodes, newest first, and end the thread's run. Return how many are undone.
+
+        It can be called again: each effect is undone once. Nothing runs next in the thread then, and
+        `graph.invoke(None, config)` changes nothing. A new input starts again from the values that the thread has.
+        `who` is recorded in `ops.actions()`. Raises InDoubt or RunStuck if a person must act first, and LeaseLost while
+        another process runs the thread.
+        """
+        thread = address_of(config).thread
+        undone = self._tasks.undo(thread, who)
+        saved = contextvars.copy_context().run(self.get_tuple, newest_of(thread))
+        if saved is not None and (ended := end_of(saved)) is not None:
+            self.put(saved.config, *ended)
+        return undone
+
+    async def aundo(self, config: RunnableConfig, *, who: str | None = None) -> int:
+        """`undo`, awaited."""
+        thread = address_of(config).thread
+        undone = await self._tasks.aundo(thread, who)
+        saved = await asyncio.create_task(self.aget_tuple(newest_of(thread)))  # in a context of its own
+        if saved is not None and (ended := end_of(saved)) is not None:
+            await self.aput(saved.config, *ended)
+        return undone
 
     # --- the same, awaited
 

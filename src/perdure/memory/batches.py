@@ -14,7 +14,8 @@ from perdure.memory.labels import Labels, check_key, labels_of, path_of
 from perdure.memory.models import Item, item_of, microseconds
 from perdure.memory.reading import ItemReader
 from perdure.memory.rows import DELETED, ItemQuery, NewVersion
-from perdure.memory.search import search, searcher_of
+from perdure.memory.scopes import searcher_of
+from perdure.memory.search import search
 from perdure.storage.program import Batch, Flow, Program, Sql
 from perdure.threads.checks import check_limit
 from perdure.threads.context import StoreContext

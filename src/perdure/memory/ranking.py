@@ -22,9 +22,14 @@ except ImportError as error:
 if TYPE_CHECKING:
     from perdure.memory.segments import IndexSegment
 
-SATURATION = 1.2  # k1 of BM25: how much further occurrences of a word count
-LENGTH_WEIGHT = 0.75  # b of BM25: how much the length of a text lowers its score
-WORDS_SHARE = 0.5  # of a score; the other half is meaning
+# A word counts by its density. In a text of PASSAGE_WORDS it counts about half; SMOOTHING bounds it in very short ones.
+SMOOTHING = 0.3
+PASSAGE_WORDS = 40
+MEANING_SHARE = 0.5  # of the nats of a cosine: words and meaning of a text are not independent
+# Of a scope's cosines before any is known: PRIOR_ITEMS items with a mean of 0 and a deviation of PRIOR_SPREAD.
+PRIOR_ITEMS = 10
+PRIOR_SPREAD = 0.12
+HALF_NATS = 5  # a score of 0.5
 FIRST_PAGE = 64
 # An item is relevant by its words if it has at least WORDS_FLOOR of the best score, and QUERY_FLOOR of the query: one
 # common word of many says nothing.
@@ -35,20 +40,23 @@ Array = NDArray[Any]
 
 
 class Hit(NamedTuple):
-    """A ranked version. `words` is its BM25 score, `cosine` is None without a vector, `score` (0 to 1) fuses both."""
+    """A ranked version. `words` and `meaning` are in nats, and `score` (0 to 1) is their sum.
+
+    `cosine` is None without a vector.
+    """
 
     id: int
     score: float
     words: float
+    meaning: float
     cosine: float | None
 
 
-def word_scores(
-    terms: Sequence[int], segments: Sequence[IndexSegment], count: int, mean_length: float
-) -> tuple[list[Array], list[Array]]:
-    """Return, per segment, the BM25 score of each item, and the part of the query's words that it has.
+def word_scores(terms: Sequence[int], segments: Sequence[IndexSegment], count: int) -> tuple[list[Array], list[Array]]:
+    """Return, per segment, the nats of each item's words, and the part of the query's words that it has.
 
-    That part is from 0 to 1, and rare words count more.
+    A word that h of n items have has log(1 + n / h) nats. A text gets the more of them the denser the word is in it.
+    The part is from 0 to 1, and rare words count more.
     """
     total = 0.0
     scores = [numpy.zeros(len(part.ids)) for part in segments]
@@ -64,10 +72,41 @@ def word_scores(
         for part, place, items, score, has in zip(segments, places, chosen, scores, had, strict=True):
             has[items] += rarity
             occurrences = part.counts[place[number]] / TEXT_WEIGHT
-            length = part.lengths[items] / (mean_length or 1)
-            spread = SATURATION * (1 - LENGTH_WEIGHT + LENGTH_WEIGHT * length)
-            score[items] += (SATURATION + 1) * rarity * occurrences / (occurrences + spread)
+            others = SMOOTHING + part.lengths[items] / (TEXT_WEIGHT * PASSAGE_WORDS)
+            score[items] += rarity * occurrences / (occurrences + others)
     return scores, [has / (total or 1) for has in had]
+
+
+def score_of(nats: Array) -> Array:
+    """Return scores from 0 to 1."""
+    scores: Array = nats / (nats + HALF_NATS)
+    return scores
+
+
+def score_at(words: float, cosine: float | None, noise: Array) -> float:
+    """Return the score of an item with these nats of words and this cosine."""
+    meaning = 0.0 if cosine is None else MEANING_SHARE * surprises(numpy.array([cosine]), noise)[0]
+    return float(score_of(numpy.array(words + meaning)))
+
+
+def specific(vector: bytes, total: Array, count: int) -> bytes:
+    """Return a query's vector without what it shares with every item: the mean of a scope's vectors."""
+    target = numpy.frombuffer(vector, "<f2").astype("f8") - total / (count + PRIOR_ITEMS)
+    return (target / max(float(numpy.linalg.norm(target)), 1e-9)).astype("<f2").tobytes()
+
+
+def surprises(cosines: Array, noise: Array) -> Array:
+    """Return the nats of cosines: how improbable each is among those of a scope, `noise`, taken as normal.
+
+    A scope of n items does not show what is rarer than 1 in n: no cosine has more than log(1 + n) nats.
+    """
+    count = len(noise)
+    mean = noise.sum(dtype="f8") / (count + PRIOR_ITEMS)
+    spread = (numpy.square(noise - mean).sum(dtype="f8") + PRIOR_ITEMS * PRIOR_SPREAD**2) / (count + PRIOR_ITEMS)
+    z = (cosines - mean) / math.sqrt(spread)
+    chance = 1 / (1 + numpy.exp(numpy.clip(1.5976 * z + 0.07056 * z**3, -50, 50)))  # that noise is at least as near
+    nats: Array = numpy.log(1 + 1 / (count + 1)) - numpy.log(chance + 1 / (count + 1))
+    return nats
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,21 +116,22 @@ class Ranking:
     ids: Array
     scores: Array
     words: Array
+    meaning: Array
     cosines: Array  # NaN: no vector
     parts: Array  # the part of the query's words that each has, 0 to 1
 
     @classmethod
-    def fuse(cls, ids: Array, words: Array, cosines: Array, parts: Array) -> Ranking:
-        """Return a ranking by words and meaning, half each and relative to the highest.
+    def fuse(cls, ids: Array, words: Array, cosines: Array, parts: Array, noise: Array | None = None) -> Ranking:
+        """Return a ranking by words and meaning. Items with neither are left out.
 
-        Items with neither are left out.
+        `noise` are the cosines of the scope's items, or of a sample of them; by default `cosines`.
         """
-        scores = words / (words.max(initial=0) or 1)
         embedded = ~numpy.isnan(cosines)
+        meaning = numpy.zeros(len(ids))
         if embedded.any():
-            meaning = numpy.where(embedded, numpy.maximum(cosines, 0), 0)
-            scores = WORDS_SHARE * scores + (1 - WORDS_SHARE) * meaning / (float(meaning.max()) or 1)
-        return cls(ids, scores, words, cosines, parts)._where((words > 0) | embedded)
+            known = cosines[embedded]
+            meaning[embedded] = MEANING_SHARE * surprises(known, known if noise is None else noise)
+        return cls(ids, score_of(words + meaning), words, meaning, cosines, parts)._where((words > 0) | embedded)
 
     def relevant(self, floor: float | None) -> Ranking:
         """Return the items that are about the query: by their words, or with a cosine of at least `floor`."""
@@ -102,7 +142,11 @@ class Ranking:
         """Return the items that have a vector, ranked by their cosine alone."""
         return replace(self, scores=self.cosines)._where(~numpy.isnan(self.cosines))
 
-    def with_meaning(self, cosines: Mapping[int, float | None]) -> Ranking:
+    def among(self, ids: Array) -> Ranking:
+        """Return the hits that are among these items, with the same scores."""
+        return self._where(numpy.isin(self.ids, ids))
+
+    def with_meaning(self, cosines: Mapping[int, float | None], noise: Array) -> Ranking:
         """Return a ranking by words and meaning of the items in `cosines`. None: an item without a vector."""
         numbers = numpy.sort(numpy.fromiter(cosines, "i8"))
         kept = numbers[numpy.minimum(numpy.searchsorted(numbers, self.ids), len(numbers) - 1)] == self.ids
@@ -110,12 +154,12 @@ class Ranking:
         ids = numpy.concatenate([self.ids[kept], without_words])
         zeros = numpy.zeros(len(without_words))
         words, parts = (numpy.concatenate([values[kept], zeros]) for values in (self.words, self.parts))
-        return Ranking.fuse(ids, words, numpy.array([cosines[id] for id in ids.tolist()], "f4"), parts)
+        return Ranking.fuse(ids, words, numpy.array([cosines[id] for id in ids.tolist()], "f4"), parts, noise)
 
     def _where(self, kept: Array) -> Ranking:
         if kept.all():
             return self
-        arrays = (self.ids, self.scores, self.words, self.cosines, self.parts)
+        arrays = (self.ids, self.scores, self.words, self.meaning, self.cosines, self.parts)
         return Ranking(*(array[kept] for array in arrays))
 
     def __iter__(self) -> Iterator[Hit]:
@@ -135,4 +179,5 @@ class Ranking:
     def _hit(self, place: int) -> Hit:
         cosine = float(self.cosines[place])
         known = None if math.isnan(cosine) else cosine
-        return Hit(int(self.ids[place]), float(self.scores[place]), float(self.words[place]), known)
+        score, words, meaning = (float(array[place]) for array in (self.scores, self.words, self.meaning))
+        return Hit(int(self.ids[place]), score, words, meaning, known)

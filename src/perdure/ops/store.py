@@ -14,9 +14,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from perdure.errors import UsageError
-from perdure.log.cache import BaseCache
+from perdure.log.cache import BaseCache, TenantCache
 from perdure.memory.handle import Memory
-from perdure.memory.search import searcher_of
+from perdure.memory.scopes import INDEX_BYTES, searcher_of
 from perdure.ops.operations import Operations
 from perdure.runs.engine.runtime import close_runtime, runtime_of
 from perdure.runs.execution.execution import LEASE_US
@@ -57,6 +57,7 @@ def open_store(
     create: bool = True,
     read_only: bool = False,
     cache_bytes: int = CACHE_BYTES,
+    memory_cache_bytes: int = INDEX_BYTES,
     lease_s: float = LEASE_US / 1e6,
     warn_bytes: int = WARN_BYTES,
     keys: KeyProvider | bytes | Sequence[bytes] | Mapping[str, Any] | Literal["env"] | None = None,
@@ -89,6 +90,7 @@ def open_store(
     if wrapped is not None:
         driver = wrapped(driver)
     context = StoreContext(driver, Codec(trust=trust), BaseCache(cache_bytes), tenant, warn_bytes=warn_bytes)
+    searcher_of(context).scopes = TenantCache(memory_cache_bytes)
     if (cache := driver.capabilities.keys) is not None:  # texts in memory are dropped with the key that opened them
         cache.listen(context.cache)
         cache.listen(context.threads)
@@ -103,6 +105,7 @@ def open_store(
                 "search_index= has vectors in the clear, and this store is encrypted: leave one of them out"
             )
         searcher_of(context).index = search_index
+    searcher_of(context).stores_indexes = not read_only
     runtime_of(context).lease_us = int(lease_s * 1e6)
     if not read_only:
         settle_quietly(driver)

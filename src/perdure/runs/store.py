@@ -165,9 +165,9 @@ class RunStore(Handle):
         run_id = None if run is None else run_id_of(self._context, run)
         asks = yield from flows.list_asks(self._context, run_id, all, limit)
         of_runs = [question_of(row, self._context.codec) for row in asks]
-        of_threads = yield from thread_answers.list_questions(self._context, run_id, all, limit)
-        if not of_threads:
+        if isinstance(run, Run):
             return of_runs
+        of_threads = yield from thread_answers.list_questions(self._context, run_id, all, limit)
         return sorted([*of_runs, *of_threads], key=lambda question: question.asked_at)[:limit]
 
     aquestions = awaited(questions)
@@ -183,8 +183,9 @@ class RunStore(Handle):
         the answer ("operator" if it is None), and recorded in `ops.actions()`.
         """
         ctx, run_id = self._context, run_id_of(self._context, run)
-        asked = [question.path for question in (yield from thread_answers.list_questions(ctx, run_id, False, 1000))]
-        is_of_run = yield from flows.exists(ctx, run_id)
+        of_thread = [] if isinstance(run, Run) else (yield from thread_answers.list_questions(ctx, run_id, False, 1000))
+        asked = [question.path for question in of_thread]
+        is_of_run = isinstance(run, Run) or (yield from flows.exists(ctx, run_id))
         if step is None:
             open_asks = yield from flows.list_asks(ctx, run_id, False, 1000)
             paths = [*(str(row[1]) for row in open_asks), *asked]

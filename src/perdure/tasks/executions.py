@@ -75,6 +75,11 @@ def is_busy_elsewhere(policy: TaskPolicy) -> bool:
     return any(other is not policy and other.busy and other.task.id == policy.task.id for other in beside)
 
 
+def is_any_busy(ctx: StoreContext, thread: str) -> bool:
+    """Return whether a task of a thread is in the middle of a call, in this process."""
+    return any(policy.busy for policy in _in_thread(ctx, thread))
+
+
 def is_busy_on(ctx: StoreContext, thread: str, checkpoint: tuple[str, str]) -> bool:
     """Return whether a task of this checkpoint (namespace and id), or one nested in it, is in the middle of a call."""
     return any(policy.busy and checkpoint in policy.task.checkpoints for policy in _in_thread(ctx, thread))

@@ -9,7 +9,7 @@ from perdure.errors import InDoubt, PerdureError, RunStuck
 from perdure.log.pending import Write
 from perdure.runs.execution.scope import Scope
 from perdure.storage.program import Flow, drive
-from perdure.tasks import executions, resuming
+from perdure.tasks import executions, resuming, undoing
 from perdure.tasks.policy import Task, scope_of
 from perdure.threads.attachments import Ending
 
@@ -71,3 +71,11 @@ class Tasks:
         finally:
             drive(self._ctx.driver, resuming.end(claimed, error))
         return True
+
+    def undo(self, thread: str, who: str | None = None) -> int:
+        """Undo the effects of a thread's tasks, newest first. Return how many have been undone, in all."""
+        return undoing.undo(self._ctx, thread, who)
+
+    async def aundo(self, thread: str, who: str | None = None) -> int:
+        """`undo`, awaited."""
+        return await undoing.aundo(self._ctx, thread, who)

@@ -6,13 +6,14 @@ that stands for this resumption: a worker that knows the graph claims it (`tasks
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from hashlib import blake2b
 from typing import Any
 
 from perdure.errors import AnswerRefused, NotFound
 from perdure.log import task_questions
-from perdure.log.pending import Write, write_statements
+from perdure.log.pending import QUESTIONS, Write, write_statements
 from perdure.log.task_questions import (
     ANSWERED,
     ANSWERED_IDX,
@@ -130,7 +131,7 @@ def _give(
         )
     if given := [one for one in answered_in(places[0]) if one["id"] == id_]:
         raise AnswerRefused(f"question {id_!r} of thread {name!r} is answered already, by {given[0]['who']}")
-    for write_ in (places[-1].writes.get(key) for key in (task_questions.QUESTIONS, ANSWERS)):
+    for write_ in (places[-1].writes.get(key) for key in (QUESTIONS, ANSWERS)):
         if write_ is not None and is_opaque(write_):
             raise AnswerRefused(
                 f"thread {name!r}: the graph has a serializer of its own, which this process does not have: resume the "
@@ -157,7 +158,7 @@ def _checked(place: AskingTask, id_: str, value: Any) -> Any:
     return check_answer(value, schema)
 
 
-def _writes(places: list[AskingTask], given: dict[str, Any], codec: Codec) -> list[tuple[AskingTask, list[Write]]]:
+def _writes(places: Sequence[AskingTask], given: dict[str, Any], codec: Codec) -> list[tuple[AskingTask, list[Write]]]:
     """Return what is attached to the tasks that have attached a question. The one that asked it gets the answer.
 
     What the graph was resumed with before is cleared: the framework would give it to the task's next question.

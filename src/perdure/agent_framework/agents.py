@@ -1,38 +1,10 @@
-"""Perdure for the Microsoft Agent Framework: durable agents, and histories of sessions in a store.
-
-    from perdure.agent_framework import PerdureHistoryProvider, durability
-
-    agent = Agent(client, name="shop", tools=[search, pay], middleware=durability(),
-                  context_providers=[PerdureHistoryProvider(store)])
-
-In a durable function model responses and tools are steps. A tool that is decorated with `@perdure.step` or
-`@perdure.effect` is that step or effect. It needs the extra `agent-framework`.
-"""
+"""The middleware that makes agents durable, and histories of sessions in a store."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
-
-import perdure
-from perdure.adapters import (
-    aextend,
-    agent_call,
-    arecall,
-    in_run,
-    is_journaled,
-    journaled,
-    register_agents,
-    remembering,
-    tool_call,
-)
-from perdure.errors import ExtraMissing, NotApproved, UsageError
-
-try:
-    import agent_framework  # noqa: F401
-except ModuleNotFoundError as error:
-    raise ExtraMissing("perdure.agent_framework", "agent-framework") from error
 
 from agent_framework import (
     AgentContext,
@@ -48,7 +20,19 @@ from agent_framework import (
     Message,
 )
 
-__all__ = ["PerdureHistoryProvider", "durability"]
+import perdure
+from perdure.adapters import (
+    aextend,
+    agent_call,
+    arecall,
+    in_run,
+    is_journaled,
+    journaled,
+    register_agents,
+    remembering,
+    tool_call,
+)
+from perdure.errors import NotApproved, UsageError
 
 Options = Mapping[str, Any]
 Next = Callable[[], Awaitable[None]]
