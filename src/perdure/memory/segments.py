@@ -40,7 +40,7 @@ Array = NDArray[Any]
 
 
 class IndexRow(NamedTuple):
-    """A version of an item. `words` is what `words.pack` returns, or None for a deletion. `vector` is float16."""
+    """A version of an item. `words` is what `IndexText.pack` returns, or None for a deletion. `vector` is float16."""
 
     id: int
     key: Hashable
