@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -51,6 +52,7 @@ class Save(msgspec.Struct, frozen=True):
     asked: tuple[Any, ...] = ()  # of an update: its arguments
     kind: str = "state"
     base: int | None = None  # the record that the difference is made against, if not the parent
+    along: tuple[Save, ...] = ()  # updates of other threads, in the same transaction
 
     @property
     def name(self) -> str:
@@ -69,6 +71,7 @@ class Save(msgspec.Struct, frozen=True):
             return None
         if self.parent is not None or self.expect == NOTHING or self.merge is not None or self.base is not None:
             return None
+        assert not self.along  # only updates have some
         base = ctx.cache.get((tenant, cursor.tree, follows)) if len(self.text) <= ctx.warn_bytes else None
         if base is None or base.record.thread != thread or skip_length(base.record.step + 1):
             return None
@@ -78,6 +81,14 @@ class Save(msgspec.Struct, frozen=True):
         return prepared
 
     def prepare(self, after: int = 0) -> Flow[PreparedSave]:
+        prepared = yield from self._prepare(after)
+        for each in self.along:
+            with suppress(Unchanged):
+                prepared.along.append((yield from each.prepare()))
+                prepared.warm = None  # one append writes one record
+        return prepared
+
+    def _prepare(self, after: int) -> Flow[PreparedSave]:
         if self.merge is None:
             return (yield from self._prepared(self.text, self.expect, self.kind, after))
         if (newest := self._newest_in_memory()) is not None:
@@ -159,6 +170,8 @@ class Save(msgspec.Struct, frozen=True):
             raise error
         if is_free:
             self.cursor.record = None  # not the newest: load that one
+        for each in self.along:
+            each.retry_after(error)
 
 
 def _follows(cursor: Cursor, tenant: int, stands_on: int | None) -> Flow[int | None]:
