@@ -31,6 +31,7 @@ from perdure.threads.save_engine import Moved, PreparedSave, prepare_next
 from perdure.values.codec import encode
 
 _ASIDE_BYTES = 256_000  # larger texts are compared and compressed in a thread, so that they do not block an event loop
+_ASIDE_EXTENDED_BYTES = 2_000_000  # and of an extended list, which is compressed whole now and then
 _log = logging.getLogger("perdure")
 
 
@@ -131,7 +132,7 @@ class Save(msgspec.Struct, frozen=True):
         about = orjson.dumps(self.metadata).decode() if self.metadata else None
         salt = ctx.entropy(SALT_BYTES)
         make = partial(prepare, text, base, salt, kind=kind, note=self.note, metadata=about, branching=branching)
-        draft = (yield from aside(make)) if len(text) > _ASIDE_BYTES else make()
+        draft = (yield from aside(make)) if _takes_long(text, base) else make()
         at = ctx.clock_us()
         record = ctx.new_record_id(at, max(after, follows or 0, anchor or 0))
         cursor.own.append(record)
@@ -172,6 +173,13 @@ class Save(msgspec.Struct, frozen=True):
             self.cursor.record = None  # not the newest: load that one
         for each in self.along:
             each.retry_after(error)
+
+
+def _takes_long(text: bytes, base: Base | None) -> bool:
+    """Return whether an event loop should not wait for the difference. Of a list with more items it is quickly made."""
+    if len(text) <= _ASIDE_BYTES:
+        return False
+    return base is None or len(text) > _ASIDE_EXTENDED_BYTES or not text.startswith(base.data[:-1])
 
 
 def _follows(cursor: Cursor, tenant: int, stands_on: int | None) -> Flow[int | None]:
