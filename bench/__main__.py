@@ -28,13 +28,13 @@ from bench.langgraph import langgraph, langgraph_delta, langgraph_postgres, lang
 from bench.langgraph_store import langgraph_store
 from bench.listings import listings
 from bench.loads import workload
-from bench.locomo import locomo
 from bench.measure import Benchmark, Row, Run
 from bench.memory import memory
 from bench.memory_in_runs import memory_in_runs
 from bench.postgres import postgres
 from bench.precision import precision
 from bench.processes import processes
+from bench.retrieval import retrieval
 from bench.runs import runs
 from bench.runs_claims import runs_claims
 from bench.runs_postgres import runs_postgres
@@ -43,6 +43,7 @@ from bench.saves import append, cold, later, small
 from bench.scale import scale
 from bench.schedules import schedules
 from bench.search import search
+from bench.search_large import search_large
 from bench.search_postgres import search_postgres
 from bench.second_agent import second_agent
 from bench.sizes import sizes
@@ -99,9 +100,10 @@ BENCHMARKS: dict[str, Benchmark] = {
     "runs": runs,
     "runs-postgres": runs_postgres,
     "runs-claims": runs_claims,
-    "locomo": locomo,
+    "retrieval": retrieval,
     "precision": precision,
     "search": search,
+    "search-large": search_large,
     "search-postgres": search_postgres,
     "snapshots": snapshots,
     "snapshot-restore": snapshot_restore,
@@ -137,6 +139,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="a smoke run: seconds, not minutes; judges nothing")
     parser.add_argument("--folder", type=Path, help="where to put files (default: /var/tmp, which is on a disk)")
     parser.add_argument("--locomo", type=Path, metavar="FILE", help="the data of LoCoMo, which may not be shipped")
+    parser.add_argument("--beam", type=Path, metavar="FOLDER", help="the git directory of a copy of BEAM's repository")
+    parser.add_argument("--beam-size", default="100K", help="which conversations of BEAM (default: 100K)")
     return parser
 
 
@@ -147,7 +151,7 @@ def _run(benchmark: Benchmark, options: argparse.Namespace) -> list[Row]:
         tempfile.mkdtemp(prefix="perdure-bench-", dir=options.folder or (on_disk if on_disk.is_dir() else None))
     )
     try:
-        return benchmark(Run(folder, options.quick, options.locomo))
+        return benchmark(Run(folder, options.quick, options.locomo, options.beam, options.beam_size))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

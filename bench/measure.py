@@ -39,6 +39,8 @@ class Run:
     folder: Path
     quick: bool = False
     locomo: Path | None = None
+    beam: Path | None = None
+    beam_size: str = "100K"
 
     def count(self, full: int, quick: int) -> int:
         return quick if self.quick else full

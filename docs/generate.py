@@ -161,6 +161,7 @@ FRAMEWORKS = """
 | `perdure.langchain_history` | `PerdureChatMessageHistory` | [LangGraph](../how-to/langgraph.md#chat-histories) |
 | `perdure.openai_agents` | `durable`, `run`, `PerdureSession` | [OpenAI Agents SDK](../how-to/openai-agents.md) |
 | `perdure.pydantic_ai` | `PerdureDurability`, `emit_events` | [Pydantic AI](../how-to/pydantic-ai.md) |
+| `perdure.strands` | `durability`, `PerdureSessionManager` | [Strands](../how-to/strands.md) |
 """
 
 

@@ -28,6 +28,8 @@ pytest.register_assert_rewrite(
     *(f"contract_{part}" for part in ("arranging", "history", "placing", "saving", "sharing", "values")), "harness"
 )
 
+gc.disable()  # until everything is imported: looking for garbage then takes a third of the time
+
 # The same examples every time, whatever the machine's speed; a soak draws others.
 settings.register_profile(
     "tests",
@@ -65,6 +67,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     gc.freeze()  # what was imported stays: collections of garbage need not look at it again
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,8 @@ translated where they arise, in `perdure.storage`, and kept as `__cause__`.
     │   ├── Pinned             what was to be deleted holds pinned checkpoints
     │   └── ExtraMissing       a feature whose packages are not installed; an ImportError too
     ├── NotFound               no such thread or checkpoint
-    │   └── ThreadDeleted      it existed, was deleted, and this handle is late
+    │   ├── ThreadDeleted      it existed, was deleted, and this handle is late
+    │   └── HistoryGone        how it was at an earlier instant is not on record any more
     ├── Archived               the thread or run is in an archive; says where, and how to bring it back
     ├── Conflict               another writer moved the head that you expected
     ├── ValueProblem
@@ -79,6 +80,10 @@ class NotFound(PerdureError, LookupError):
 
 class ThreadDeleted(NotFound):
     """The thread was deleted after this handle was made; late writes are refused."""
+
+
+class HistoryGone(NotFound):
+    """How something was at an earlier instant (`store.at`) is not on record any more. Says since when it is."""
 
 
 class Archived(PerdureError):

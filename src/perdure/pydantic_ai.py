@@ -18,8 +18,8 @@ from datetime import datetime
 from typing import Any, Literal, cast
 
 import perdure
-from perdure.adapters import agent_call, in_run, is_journaled, journaled, tool_call
-from perdure.errors import ExtraMissing, NotApproved
+from perdure.adapters import agent_call, in_run, is_journaled, journaled, register_agents, remembering, tool_call
+from perdure.errors import ExtraMissing, NotApproved, UsageError
 
 try:
     import pydantic_ai.durable_exec  # noqa: F401
@@ -48,7 +48,7 @@ from pydantic_ai.durable_exec import (
     ToolsetKind,
     conversation_id_from_run_id,
 )
-from pydantic_ai.messages import AgentStreamEvent, ToolCallPart
+from pydantic_ai.messages import AgentStreamEvent, ModelMessagesTypeAdapter, ToolCallPart
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import AgentDepsT
 from pydantic_ai.toolsets import ToolsetTool
@@ -198,3 +198,18 @@ async def emit_events(ctx: RunContext[Any], events: AsyncIterable[AgentStreamEve
     """Send the events of an agent to the readers of the run: `PerdureDurability(event_stream_handler=emit_events)`."""
     async for event in events:
         perdure.emit(_EVENT.dump_python(event, mode="json"))
+
+
+def _as_agent(agent: Any) -> Callable[[Any, Any], Awaitable[Any]]:
+    """Return an agent as the handler of a team's member. Its output is the answer."""
+    if PerdureDurability.from_agent(agent) is None:
+        raise UsageError("an agent in a team is durable: Agent(…, capabilities=[PerdureDurability()])")
+
+    async def ask(message: str, history: Any) -> tuple[Any, Any]:
+        result = await agent.run(message, message_history=ModelMessagesTypeAdapter.validate_python(history or []))
+        return to_jsonable_python(result.output), to_jsonable_python(result.all_messages())
+
+    return remembering(ask)
+
+
+register_agents("pydantic_ai", _as_agent)

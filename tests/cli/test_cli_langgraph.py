@@ -72,7 +72,7 @@ def test_show_prints_messages_as_messages_and_cuts_what_is_long(run: Run, where:
         "  tool(search): " + "x" * 145 + "…",
         "  ai: Echo:\\nhello",
     ]
-    assert "pending write messages:\n  ai: Let me see" in run("show", "t", "@1")[1]
+    assert "next: talk\npending write messages of talk:\n  ai: Let me see" in run("show", "t", "@1")[1]
     assert "  … 12 earlier messages: --json shows them\n  human: turn 3\n" in run("show", "long")[1]
 
 
@@ -152,3 +152,49 @@ def test_langgraphs_own_id_names_a_checkpoint(run: Run, where: Path) -> None:
     code, _, err = run("show", "t", "1f1e1546-0222-6663-8006-088b6041b473", "--store", "agent.db")
     assert code != 0
     assert "checkpoint_id" in err
+
+
+def test_an_interrupt_is_answered_and_resumed_from_the_command_line(run: Run, where: Path) -> None:
+    (where / "asks.py").write_text(_ASKS)
+    subprocess.run([sys.executable, "-c", "import asks; asks.begin()"], check=True, timeout=60)
+    questions = run("questions")
+    assert questions[1].splitlines()[1].split()[0] == "trip-1"
+    assert '{"question": "Which flight?", "price": 90}' in questions[1]
+    assert "`perdure worker app.py:graph`" in questions[2]
+    shown_ = run("show", "trip-1")[1]
+    assert "\nnext: book\nopen interrupt " in shown_
+    assert run("answer", "trip-1", "LH400", "--who", "maria")[1].startswith("Answered. A worker that was given")
+    assert "interrupt answered by maria" in run("show", "trip-1")[1]
+    refused = run("answer", "trip-1", "LH500")
+    assert (refused[0], "thread 'trip-1' has no open question" in refused[2]) == (2, True)
+    assert run("answer", "trip-2", "LH500")[2] == "perdure: there is no run 'trip-2'; `perdure runs` lists them\n"
+    worker = subprocess.run(
+        [sys.executable, "-m", "perdure", "worker", "asks.py:graph", "--once", "--where", "user=ann"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (worker.returncode, worker.stdout) == (0, "1 resumed\n"), worker.stderr
+    assert "serving graph LangGraph" in worker.stderr
+    assert run("show", "trip-1")[1].splitlines()[1] == 'said: ["LH400"]'
+    assert "leave out --store" in run("worker", "asks.py:graph", "--store", "agent.db")[2]
+
+
+_ASKS = """
+import operator
+from typing import Annotated, TypedDict
+from langgraph.graph import START, StateGraph
+from langgraph.types import interrupt
+from perdure.langgraph import PerdureSaver
+
+class Said(TypedDict):
+    said: Annotated[list, operator.add]
+
+builder = StateGraph(Said)
+builder.add_node("book", lambda state: {"said": [interrupt({"question": "Which flight?", "price": 90})]})
+builder.add_edge(START, "book")
+graph = builder.compile(checkpointer=PerdureSaver("agent.db"))
+
+def begin():
+    graph.invoke({"said": []}, {"configurable": {"thread_id": "trip-1", "user": "ann"}})
+"""

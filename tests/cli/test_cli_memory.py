@@ -196,3 +196,22 @@ def test_merge_brings_what_merges_and_shows_values_without_their_writers(
     [topics, votes] = sorted(lines(run("memory", "items", "team", "--json")[1]), key=lambda item: item["key"])
     assert votes["value"] == {"<type>": "PNCounter", "value": 3}
     assert topics["value"] == {"<type>": "ORSet", "value": ["tides"]}
+
+
+def test_what_is_exported_can_be_imported_and_a_wrong_file_is_refused_whole(run: Run, filled: Path) -> None:
+    _, exported, _ = run("memory", "export", "users")
+    Path("items.jsonl").write_text(exported)
+    Path("cut.jsonl").write_text(exported + exported[: exported.index("\n") // 2])
+    Path("binary").write_bytes(b"\xff\xfe")
+    for wrong, message in (
+        ("cut.jsonl", "line 4 is no item"),
+        ("binary", "not text in UTF-8"),
+        ("none", "No such file"),
+    ):
+        assert message in run("memory", "import", "copies", wrong)[2]
+    with perdure.open("agent.db") as store:
+        assert store.memory("copies").list() == []
+    assert run("memory", "import", "copies", "items.jsonl")[1] == "3 items imported\n"
+    assert run("memory", "import", "copies", "items.jsonl")[1] == "0 items imported\n"
+    with perdure.open("agent.db") as store:
+        assert [item.value for item in store.memory("copies", *HOSTILE).list()] == ["a secret"]

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import apsw
 import pytest
 from hostile_files import HEADERS, STRANGE, WRONG, changed, closed_bundle, header_changed, make_store, opened_bundle
 
@@ -116,10 +117,33 @@ def copy_rows(store: perdure.Store, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["bundle", "backup", "archive", "store"])
-def test_a_good_file_is_read(place: Place, use: Callable[[str, Path], None], tmp_path: Path, kind: str) -> None:
+def test_a_good_file_is_read_by_hardened_connections_only(
+    place: Place, use: Callable[[str, Path], None], tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From its first statement on, each is defensive, trusts no schema, knows no views and attaches no file."""
+    seen: set[tuple[int, ...]] = set()
+
+    def look(cursor: apsw.Cursor, sql: str, bindings: object) -> bool:
+        connection = cursor.connection
+        if connection.filename:  # else it is in memory
+            switches = (
+                apsw.SQLITE_DBCONFIG_DEFENSIVE,
+                apsw.SQLITE_DBCONFIG_TRUSTED_SCHEMA,
+                apsw.SQLITE_DBCONFIG_ENABLE_VIEW,
+            )
+            seen.add(
+                (*(connection.config(switch, -1) for switch in switches), connection.limit(apsw.SQLITE_LIMIT_ATTACHED))
+            )
+        return True
+
+    def follow(connection: apsw.Connection) -> None:
+        connection.exec_trace = look
+
+    monkeypatch.setattr(apsw, "connection_hooks", [*apsw.connection_hooks, follow])
     path = tmp_path / "good"
     path.write_bytes(place.stores[kind].read_bytes())
     use(kind, path)
+    assert seen == {(1, 0, 0, 0)}
 
 
 @pytest.mark.parametrize("change", STRANGE)

@@ -245,8 +245,10 @@ def test_killing_the_server_loses_nothing_and_gives_no_wrong_answer(durable_serv
     print(f"\n(saved, outcome unknown, unavailable) per writer: {told}")
     assert any(len(o.unknown) + o.refused for o in outcomes.values())
     with perdure.open(url) as store:
-        for name, outcome in outcomes.items():
-            check_outcomes(store.thread(name), name, outcome)
+        there = {thread.name for thread in store.threads()}
+        assert {name for name, outcome in outcomes.items() if outcome.saved} <= there
+        for name in there:  # on a busy machine, the server may die before a writer's first save
+            check_outcomes(store.thread(name), name, outcomes[name])
         assert store.ops.verify().ok
 
 

@@ -31,6 +31,7 @@ USES = {
     "nats": "import perdure; perdure.teams.NatsRegister(['nats://127.0.0.1:4222'], 'team').close()",
     "openai-agents": "import perdure.openai_agents",
     "pydantic-ai": "import perdure.pydantic_ai",
+    "strands": "import perdure.strands",
     "otel": "import perdure; perdure.ops.metrics.otel().close()",
     "mcp": "from mcp.server import MCPServer; import perdure.memory.segments",
     "object-lock": "from perdure.storage.object_lock import _client; _client()",

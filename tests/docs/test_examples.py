@@ -29,6 +29,7 @@ FRAMEWORKS = [
     "agent_framework",
     "openai_agents",
     "pydantic_ai",
+    "strands",
 ]  # each has an example that is killed and run again
 DEMO_S_MAX = 180  # on a machine that does other things too; alone it takes 10
 
@@ -202,8 +203,10 @@ def test_a_team_that_was_killed_and_cut_goes_on(tmp_path: Path) -> None:
     assert first.splitlines() == [f"  searching for {topic}" for topic in ("tides", "moons", "orbits", "comets")]
     assert second.startswith("  searching for eclipses\n"), "what the killed process had searched was recorded"
     before, flying, back, again = (line for line in second.splitlines() if not line.startswith(" "))
-    assert flying == "in flight at the cut: ['orbits', 'comets', 'eclipses']"
-    assert (back.count("papers"), again.count("papers")) == (2, 5)
+    # What the writer had not taken yet follows: it works beside the researcher.
+    assert flying.startswith("in flight at the cut: ['orbits', 'comets', 'eclipses'")
+    assert (back + flying).count("papers") == 2
+    assert again.count("papers") == 5
     assert before.partition(":")[2] == again.partition(":")[2]
     with perdure.open(str(tmp_path / "team.db")) as store:
         assert store.ops.verify().ok
@@ -308,6 +311,11 @@ def test_an_agent_of_langchain_is_killed_and_books_once(tmp_path: Path) -> None:
     assert "killed\n" in output
     assert "Done: booked LIS-0715.\nended with 0\nthe airline booked: ['LIS-0715']" in output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_graph_whose_interrupt_was_answered_is_resumed_though_the_worker_is_killed(tmp_path: Path) -> None:
+    output = run("langgraph_inbox.py", tmp_path).splitlines()
+    assert output[2:] == ["the worker is killed, after it booked", "the graph says: booked LH400", "bookings: 1"]
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)

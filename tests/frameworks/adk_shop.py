@@ -20,7 +20,7 @@ from google.genai import types
 import perdure
 from perdure.adk import PerdureSessionService, durable
 
-__all__ = ["agent", "append", "texts", "work"]
+__all__ = ["agent", "append", "member", "texts", "work"]
 
 
 class Deciding(BaseLlm):
@@ -28,13 +28,14 @@ class Deciding(BaseLlm):
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
         parts = [part for content in llm_request.contents for part in content.parts or ()]
-        task = next(part.text for part in parts if part.text)
+        said_by_user = [content for content in llm_request.contents if content.role == "user"]
+        task = "\n".join(part.text for content in said_by_user for part in content.parts or () if part.text)
         outputs = [part.function_response.response for part in parts if part.function_response]
-        decided = decide(str(task), [str(output["result"]) for output in outputs if output])
+        decided = decide(task, [str(output["result"]) for output in outputs if output])
         if isinstance(decided, str):
             said = [types.Part(text=decided)]
         else:
-            calls = [types.FunctionCall(name=call.name, args=call.arguments, id=call.id) for call in decided]
+            calls = [types.FunctionCall(name=call.name, args=call.arguments) for call in decided]  # as Gemini: no ids
             said = [types.Part(function_call=call) for call in calls]
         yield LlmResponse(content=types.Content(role="model", parts=said))
 
@@ -58,6 +59,10 @@ async def warm_up() -> None:
 
 
 asyncio.run(warm_up())
+
+
+def member() -> object:
+    return shop
 
 
 async def agent(task: str) -> str:

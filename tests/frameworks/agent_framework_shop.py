@@ -14,16 +14,16 @@ from agent_framework._tools import FunctionInvocationLayer
 import perdure
 from perdure.agent_framework import PerdureHistoryProvider, durability
 
-__all__ = ["agent", "append", "texts", "work"]
+__all__ = ["agent", "append", "member", "texts", "work"]
 
 
 class Deciding(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClient):
     def _inner_get_response(self, *, messages: Any, stream: bool, options: Any, **kwargs: Any) -> Awaitable[Any]:
         async def respond() -> ChatResponse:
             contents = [content for message in messages for content in message.contents]
-            task = next(content.text for content in contents if content.type == "text")
+            task = "\n".join(message.text for message in messages if message.role == "user")
             results = [content.result for content in contents if content.type == "function_result"]
-            decided = decide(str(task), [str(result) for result in results])
+            decided = decide(task, [str(result) for result in results])
             if isinstance(decided, str):
                 said = [Content.from_text(decided)]
             else:
@@ -34,6 +34,10 @@ class Deciding(FunctionInvocationLayer, ChatMiddlewareLayer, BaseChatClient):
 
 
 tools = [tool(each, approval_mode="never_require") for each in (search, weather, pay, wire, lose, refund)]
+
+
+def member() -> object:
+    return Agent(Deciding(), name="shop", tools=tools, middleware=durability())
 
 
 async def agent(task: str) -> str:

@@ -14,7 +14,7 @@ from agents.testing import assistant_message, function_call
 import perdure
 from perdure.openai_agents import PerdureSession, durable, run
 
-__all__ = ["agent", "append", "texts", "work"]
+__all__ = ["agent", "append", "member", "texts", "work"]
 
 set_tracing_disabled(True)
 
@@ -22,7 +22,7 @@ set_tracing_disabled(True)
 class Deciding(Model):
     async def get_response(self, system_instructions: Any, input: Any, *args: Any, **kwargs: Any) -> ModelResponse:
         items = [{"role": "user", "content": input}] if isinstance(input, str) else input
-        [task] = [item["content"] for item in items if item.get("role") == "user"]
+        task = "\n".join(item["content"] for item in items if item.get("role") == "user")
         decided = decide(task, [item["output"] for item in items if item.get("type") == "function_call_output"])
         if isinstance(decided, str):
             output = [assistant_message(decided)]
@@ -36,6 +36,10 @@ class Deciding(Model):
 
 tools = [function_tool(each) for each in (search, weather, pay, wire, lose, refund)]
 shop = durable(Agent(name="shop", model=Deciding(), tools=list(tools)))
+
+
+def member() -> object:
+    return shop
 
 
 async def agent(task: str) -> str:

@@ -17,13 +17,13 @@ from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from perdure.pydantic_ai import PerdureDurability
 
-__all__ = ["agent", "work"]
+__all__ = ["agent", "member", "work"]
 
 
 def respond(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
     parts = [part for message in messages if isinstance(message, ModelRequest) for part in message.parts]
-    [task] = [part.content for part in parts if isinstance(part, UserPromptPart)]
-    decided = decide(str(task), [str(part.content) for part in parts if isinstance(part, ToolReturnPart)])
+    task = "\n".join(str(part.content) for part in parts if isinstance(part, UserPromptPart))
+    decided = decide(task, [str(part.content) for part in parts if isinstance(part, ToolReturnPart)])
     if isinstance(decided, str):
         return ModelResponse([TextPart(decided)])
     return ModelResponse([ToolCallPart(call.name, call.arguments, call.id) for call in decided])
@@ -35,6 +35,10 @@ shop = Agent(
     tools=[search, weather, pay, wire, lose, refund],
     capabilities=[PerdureDurability()],
 )
+
+
+def member() -> object:
+    return shop
 
 
 async def agent(task: str) -> str:

@@ -24,6 +24,7 @@ from perdure.adapters import (
     tool_call,
 )
 from perdure.errors import RunFailed, UsageError
+from perdure.runs.execution import hooks
 
 
 @pytest.fixture(scope="module")
@@ -172,3 +173,50 @@ def test_an_error_of_the_run_ends_it_although_the_code_around_a_tool_catches_it(
     with pytest.raises(RunFailed, match="it is unknown whether"):
         store.run(holding, True, id="held").result()
     assert told == ["InDoubt"] * 2
+
+
+def test_what_a_tools_body_must_not_call_ends_the_run_although_the_framework_makes_a_result_of_the_error(
+    store: perdure.Store,
+) -> None:
+    told = []
+
+    async def body() -> str:
+        try:
+            return str(await perdure.ask("Which one?"))
+        except Exception:
+            return "An error occurred. Please try again."
+
+    async def tool() -> str:
+        try:
+            with tool_call("look", "c1"):
+                return await journaled("step", "shop.look", {}, body)
+        except asyncio.CancelledError:
+            await asyncio.Event().wait()  # a framework cleans up, and waits for a task that was cancelled too
+            raise
+
+    @perdure.durable(name="ports.refusing")
+    async def refusing() -> None:
+        told.append(await asyncio.create_task(tool()))
+
+    with pytest.raises(perdure.RunStuck, match="was called inside step"):
+        store.run(refusing, id="refusing").result()
+    assert told == []
+
+
+def test_an_error_of_the_store_in_a_session_is_the_runs_own_although_a_framework_wraps_it(
+    store: perdure.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def is_full(point: hooks.Point) -> None:
+        if point.name == "thread.save":
+            raise perdure.errors.DiskFull("the disk is full")
+
+    @perdure.durable(name="ports.session")
+    async def session() -> str:
+        try:
+            await aextend(store.thread("full"), ["a"])
+        except Exception as error:
+            raise ValueError("the framework failed") from error
+        return "saved"
+
+    monkeypatch.setattr(hooks, "hook", is_full)
+    assert store.run(session, id="session").refresh().status == "queued", "it is tried again, and has not failed"

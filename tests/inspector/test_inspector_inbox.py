@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 from inspector_agents import fill, flight, in_doubt, onboard, pay_back, publish
 from inspector_fixtures import Client
+from langgraph.graph import START, MessagesState, StateGraph
+from langgraph.types import interrupt
 
 import perdure
+from perdure.langgraph import PerdureSaver
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
@@ -95,3 +98,20 @@ def test_several_questions_are_settled_at_once_and_those_refused_are_named(
     assert visitor.notice("several", verb="not_done", question=[chosen["hotel"]]) == "1 of 1 settled or noted."
     assert [one.run for one in store.questions()] == ["trip"]
     assert visitor.notice("several", verb="answer") == "choose questions first"
+
+
+def test_an_interrupt_of_a_graph_is_answered_in_the_inbox(both: perdure.Store, client: Callable[..., Client]) -> None:
+    builder = StateGraph(MessagesState)
+    builder.add_node("ask", lambda state: {"messages": [("human", interrupt({"question": "Which flight?"}))]})
+    builder.add_edge(START, "ask")
+    graph = builder.compile(checkpointer=PerdureSaver(both))
+    trip: Any = {"configurable": {"thread_id": "trip-1"}}
+    graph.invoke({"messages": []}, trip)
+    [card] = client(both).get("/api/").json()["cards"]
+    assert (card["thread"], card["text"], card["form"]["kind"]) == ("trip-1", "Which flight?", "fields")
+    assert "/threads/trip-1" in client(both).get("/").text
+    form = {"run": "trip-1", "path": card["path"], "field-answer": "LH400"}
+    assert client(both).notice("answer", **form).startswith("Answered. A worker that was given")
+    assert client(both).get("/api/").json()["cards"] == []
+    assert "not open any more" in client(both).notice("answer", **form)
+    assert graph.invoke(None, trip)["messages"][-1].content == "LH400"

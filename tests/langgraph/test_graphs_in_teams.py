@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain_core.messages import AIMessage, HumanMessage
 from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.types import interrupt
 
 import perdure
 from perdure.errors import UsageError
-from perdure.langgraph import PerdureSaver
+from perdure.langgraph import PerdureSaver, advance
 
 sent: list[str] = []
 broken: list[bool] = []
@@ -35,31 +37,36 @@ def check(state: MessagesState) -> dict[str, Any]:
 
 
 @pytest.fixture
-def team(tmp_path: Path) -> Any:
+def store(tmp_path: Path) -> Iterator[perdure.Store]:
+    with perdure.open(str(tmp_path / "a.db")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def team(store: perdure.Store) -> Any:
     sent.clear()
-    with perdure.open(str(tmp_path / "a.db")) as store:
-        builder = StateGraph(MessagesState)
-        builder.add_node("write", write)
-        builder.add_node("check", check)
-        builder.add_edge(START, "write")
-        builder.add_edge("write", "check")
-        builder.add_edge("check", END)
-        graph = builder.compile(checkpointer=PerdureSaver(store))
-        team = store.team("press")
-        team.agent(graph, name="writer", attempts=2)
+    builder = StateGraph(MessagesState)
+    builder.add_node("write", write)
+    builder.add_node("check", check)
+    builder.add_edge(START, "write")
+    builder.add_edge("write", "check")
+    builder.add_edge("check", END)
+    graph = builder.compile(checkpointer=PerdureSaver(store))
+    team = store.team("press")
+    team.agent(graph, name="writer", attempts=2)
 
-        @team.agent
-        def editor(state: Any, message: Any) -> None:
-            values = perdure.call("writer", {"messages": [HumanMessage(message)]})
-            state["last"] = values["messages"][-1].content
+    @team.agent
+    def editor(state: Any, message: Any) -> None:
+        values = perdure.call("writer", {"messages": [HumanMessage(message)]})
+        state["last"] = values["messages"][-1].content
 
-        with pytest.raises(UsageError, match="checkpointer=PerdureSaver"):
-            team.agent(builder.compile(), name="other")
-        with pytest.raises(UsageError, match="give it a name"):
-            team.agent(graph)
-        with pytest.raises(UsageError, match="cannot be an agent"):
-            team.agent(5)
-        yield team
+    with pytest.raises(UsageError, match="checkpointer=PerdureSaver"):
+        team.agent(builder.compile(), name="other")
+    with pytest.raises(UsageError, match="needs a name"):
+        team.agent(graph)
+    with pytest.raises(UsageError, match="cannot be an agent"):
+        team.agent(5)
+    return team
 
 
 def last(team: Any) -> Any:
@@ -71,6 +78,32 @@ def test_a_graph_answers_and_remembers(team: Any) -> None:
         team.send("editor", text)
     team.work(until_idle=True)
     assert (last(team), sent) == ("5 messages", ["one", "two"])
+
+
+def test_a_graph_that_interrupts_is_refused_and_its_handler_asks_instead(store: perdure.Store) -> None:
+    def review(state: MessagesState) -> dict[str, Any]:
+        asked = state["messages"][-1].content == "unasked"
+        return {"messages": [AIMessage(interrupt("publish?") if asked else "reviewed")]}
+
+    builder = StateGraph(MessagesState)
+    builder.add_node("review", review)
+    builder.add_edge(START, "review")
+    graph = builder.compile(checkpointer=PerdureSaver(store))
+    team = store.team("press")
+
+    @team.agent(policy="dead_letter")
+    def reviewer(state: Any, message: Any) -> None:
+        answer = message if message == "unasked" else perdure.ask(f"{message}: publish?")
+        values = advance(graph, state, {"messages": [HumanMessage(f"{answer}")]})
+        state["last"] = values["messages"][-1].content
+
+    for text in ("unasked", "one"):
+        team.send("reviewer", text)
+    team.work(until_idle=True)
+    assert "ask with perdure.ask() in a handler of your own" in team.dead()[0].error
+    store.answer("press/reviewer", "yes")
+    team.work(until_idle=True)
+    assert store.thread("run:press/reviewer").load().state["last"] == "reviewed"
 
 
 def test_a_graph_that_failed_goes_on_where_it_stopped(team: Any) -> None:

@@ -96,14 +96,15 @@ def test_items_of_langgraph_and_mem0_come_in(tmp_path: Path) -> None:
 def test_the_command_line_exports_and_imports(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, file, mem0 = str(tmp_path / "a.db"), str(tmp_path / "alice.jsonl"), tmp_path / "mem0.json"
+    path, file, mem0 = str(tmp_path / "a.db"), tmp_path / "alice.jsonl", tmp_path / "mem0.json"
     monkeypatch.setenv("PERDURE_STORE", path)
     with perdure.open(path) as store:
         store.memory("users", "alice").put("theme", {"fact": "dark"})
     mem0.write_text(json.dumps({"results": [{"id": "1", "memory": "Likes tea", "user_id": "bob"}]}, indent=2))
-    assert main(["memory", "export", "users/alice", file]) == 0
-    assert main(["memory", "import", "users/bob", file]) == 0
+    assert main(["memory", "export", "users/alice"]) == 0
+    file.write_text(capsys.readouterr().out)
+    assert main(["memory", "import", "users/bob", str(file)]) == 0
     assert main(["memory", "import", "/", str(mem0), "--form", "mem0"]) == 0
     assert "1 item imported" in capsys.readouterr().out
-    assert main(["memory", "export", "users/bob", "-"]) == 0
+    assert main(["memory", "export", "users/bob"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 2

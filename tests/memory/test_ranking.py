@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.memory.segments import Hit, IndexRow, IndexScope
+from perdure.memory.ranking import Hit
+from perdure.memory.segments import IndexRow, IndexScope
 from perdure.memory.words import pack, stems
 
 WORDS = ("fish", "bird", "tree", "stone", "river")
@@ -75,16 +76,14 @@ def test_the_cosine_of_an_item_is_the_same_in_any_segment() -> None:
 
 
 @given(st.lists(texts, max_size=20), texts)
-def test_words_are_scored_by_bm25(documents: list[str], query: str) -> None:
+def test_words_are_scored_by_rarity_and_density(documents: list[str], query: str) -> None:
     expected: dict[int, float] = {}
     counts = {id: [text.split().count(word) for word in WORDS] for id, text in enumerate(documents, 1)}
-    mean = sum(map(sum, counts.values())) / max(len(counts), 1)
     for place, word in enumerate(WORDS):
         holders = [id for id in counts if counts[id][place]]
         for id in holders if word in query.split() else ():
-            count, length = counts[id][place], sum(counts[id]) / mean
-            rarity = math.log(1 + len(counts) / len(holders))
-            expected[id] = expected.get(id, 0) + rarity * count * 2.2 / (count + 1.2 * (0.25 + 0.75 * length))
+            count, rarity = counts[id][place], math.log(1 + len(counts) / len(holders))
+            expected[id] = expected.get(id, 0) + rarity * count / (count + 0.3 + sum(counts[id]) / 40)
     found = {hit.id: hit.words for hit in scope_of(*documents).rank(query)}
     assert found == pytest.approx(expected)
 
@@ -108,13 +107,36 @@ def test_a_deleted_item_counts_no_more() -> None:
     assert ids(gone.refresh([row(6, None, key=1), row(7, None, key=3)]).rank("fish river")) == []
 
 
-def test_words_and_meaning_count_half_each() -> None:
+def test_nats_of_words_and_meaning_add_up_to_a_score() -> None:
     scope = IndexScope(2).refresh([row(1, "fish", [0, 1]), row(2, "bird", [1, 0]), row(3, "fish"), row(4, "tree")])
     hits = list(scope.rank("fish", vector_of([0.8, 0.6])))
-    assert [(hit.id, round(hit.score, 3)) for hit in hits] == [(1, 0.875), (3, 0.5), (2, 0.5)]
-    assert [hit.cosine for hit in hits] == [pytest.approx(0.6, abs=1e-3), None, pytest.approx(0.8, abs=1e-3)]
+    assert ids(hits) == [1, 3, 2]
+    for hit in hits:
+        nats = hit.words + hit.meaning
+        assert hit.score == pytest.approx(nats / (nats + 5))
+        assert 0 <= hit.meaning < 0.5 * math.log(1 + scope.count), "a scope of n items shows no more"
+    assert (hits[1].cosine, hits[1].meaning) == (None, 0)
     assert ids(scope.rank("", vector_of([0.8, 0.6]))) == [2, 1], "what has a vector is found without a word"
     assert ids(scope.rank("fish")) == [3, 1], "without the query's vector only words count"
+
+
+def test_noise_is_no_match_for_a_word() -> None:
+    random = numpy.random.default_rng(1)
+    rows = [row(id, WORDS[id % 4], (random.normal(size=64) / 8).tolist()) for id in range(2, 200)]
+    scope = IndexScope(64).refresh([row(1, "river", (random.normal(size=64) / 8).tolist()), *rows])
+    for _ in range(20):
+        assert ids(scope.rank("river", vector_of((random.normal(size=64) / 8).tolist())))[0] == 1
+
+
+def test_what_all_items_share_says_nothing() -> None:
+    """Facts about one person have a part of their vectors in common, and so has each question about her."""
+    alone = [[0.0] * at + [0.4] + [0.0] * (9 - at) for at in range(10)]
+    scope = IndexScope(11).refresh(row(id, "", [0.9, *numbers]) for id, numbers in enumerate(alone, 1))
+    [best, *others] = scope.rank("", vector_of([0.9, 0.0, 0.0, 0.0, 0.4, *[0.0] * 6]))
+    assert best.id == 4
+    assert (best.cosine or 0) > 0.2 + max(hit.cosine or 0 for hit in others)
+    plain = scope.rank("", vector_of([1.0] + [0.0] * 10), by_meaning=True)
+    assert [hit.cosine for hit in plain] == [pytest.approx(0.9, abs=1e-3)] * 10
 
 
 def test_a_vector_of_another_model_is_ignored() -> None:
@@ -126,10 +148,10 @@ def test_relevant_hits_have_a_cosine_above_the_floor_or_words_near_the_best() ->
     scope = IndexScope(2).refresh([row(1, "fish", [0, 1]), row(2, "fish", [1, 0]), row(3, "fish"), row(4, "bird")])
     scope = scope.refresh([row(5, "tree", [0, 1]), row(6, "tree", [1, 0])])
     ranking = scope.rank("fish", vector_of([0, 1]))
-    assert ids(ranking) == [1, 5, 3, 2, 6]
-    assert ids(ranking.relevant(0.3)) == [1, 5, 3, 2], "words or meaning are enough"
-    assert ids(ranking.relevant(None)) == [1, 3, 2]
-    long = scope_of("fish fish", "fish " + "tree " * 40)
+    assert ids(ranking) == [1, 2, 5, 3, 6]
+    assert ids(ranking.relevant(0.3)) == [1, 2, 5, 3], "words or meaning are enough"
+    assert ids(ranking.relevant(None)) == [1, 2, 3]
+    long = scope_of("fish fish", "fish " + "bird tree stone river " * 20)
     assert ids(long.rank("fish")) == [1, 2]
     assert ids(long.rank("fish").relevant(0.3)) == [1]
     common = scope_of(*(f"alice {word}" for word in ("cat", "nuts", "oslo", "tesla")))

@@ -58,6 +58,22 @@ async def test_an_item_is_read_as_the_newest_version_or_not_at_all(memory: Memor
             await memory.put(alice, "q", 1, schema=wrong)
 
 
+def test_the_next_write_of_a_migrated_item_refreshes_the_words_that_find_it(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "a.db") as store:
+        alice = store.memory("users", "alice")
+        alice.put_many({"other": {"text": "sailing"}})
+        for key in ("written", "migrated"):
+            alice.put(key, {"text": "hiking"}, schema="profile:1")
+        perdure.memory.migration("profile", 1, 2)(lambda value: {"text": value["text"] + " upgraded"})
+        assert {item.value["text"] for item in alice.search("hiking")} == {"hiking upgraded"}
+        assert alice.search("upgraded") == []  # what is stored has not changed
+        alice.update("written", lambda value: value)
+        assert [item.key for item in alice.search("upgraded")] == ["written"]
+        assert alice.migrate() == 1
+        assert {item.key for item in alice.search("upgraded")} == {"written", "migrated"}
+        assert store.ops.verify().ok
+
+
 @pytest.mark.parametrize("memory", BOTH, indirect=True)
 async def test_items_that_newer_code_wrote_are_left_out_and_reported(
     memory: MemoryHarness, caplog: pytest.LogCaptureFixture

@@ -15,7 +15,6 @@ import perdure
 from perdure import UsageError
 from perdure.memory.handle import Memory
 from perdure.memory.models import Item
-from perdure.memory.search import searcher_of
 from perdure.testing.postgres_server import PostgresServer
 from perdure.threads.models import moment
 
@@ -99,6 +98,7 @@ class TestSearch:
         self, memory: MemoryHarness, alice: Memory
     ) -> None:
         chance = random.Random(7)
+        earlier = []
         for round_ in range(6):
             for _ in range(8):
                 place = memory.store.memory("users", "alice", *chance.choice([(), ("a",), ("b", "c")]))
@@ -108,10 +108,13 @@ class TestSearch:
                     await memory.put(place, f"k{chance.randrange(6)}", " ".join(chance.choices(TEXTS, k=2)))
             live = shown(await memory.do(alice, "search", "hiking in the mountains", limit=50))
             fresh = memory.open().memory("users", "alice")
-            searcher_of(memory.store._context)
             assert shown(await memory.do(fresh, "search", "hiking in the mountains", limit=50)) == live, round_
             as_of = alice.as_of(moment(memory.clock.us))
             assert shown(await memory.do(as_of, "search", "hiking in the mountains", limit=50)) == live
+            earlier.append((as_of, live))
+            for then, known in earlier:
+                assert shown(await memory.do(then, "search", "hiking in the mountains", limit=50)) == known
+            memory.clock.pass_s(60)
 
     async def test_update_loses_nothing_and_forget_deletes_what_matches(
         self, memory: MemoryHarness, alice: Memory
@@ -155,7 +158,10 @@ def test_meaning_is_found_and_what_cannot_be_embedded_is_found_by_its_words(
             memory.put("words", "refuse abc")
             assert "no" in caplog.text
             [first, *_] = memory.search("cab", explain=True)
-            assert (first.key, first.explain) == ("abc", {"words": 0.0, "cosine": pytest.approx(1, abs=0.01)})
+            assert (first.key, first.explain) == (
+                "abc",
+                {"words": 0, "meaning": pytest.approx(0.69, abs=0.01), "cosine": pytest.approx(1, abs=0.01)},
+            )
             assert [item.key for item in memory.search("cab", relevant=True)] == ["abc"]
             assert "words" in [item.key for item in memory.search("refuse")]
             memory.put("new", "newer abc", supersedes="abc")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import perdure
+from perdure.memory.domain import DOMAIN
 from perdure.memory.tables import MEMORY_ITEM, TABLES
 from perdure.ops.repair.rebuild import _problems
 from perdure.storage import domains, migrate
@@ -41,6 +42,7 @@ NEWER = (
             else table
             for table in TABLES
         ),
+        DOMAIN.changes,
     ),
 )
 

@@ -54,6 +54,7 @@ ELSEWHERE = {
     **dict.fromkeys(("peer.sent_link", "peer.received_link"), "the next batch: its links go on from them"),
     "peer_key.secret": "the signature of each batch",
     "prepared.redo": "the hashes of the rows that it writes",
+    "memory_index.body": "its digest; it is built from the items again",
     "emitted.body": "nothing: shown while its step runs, and then gone; no result is made from it",
 }
 # What the engine moves or counts, and what only a report shows: numbers, flags, times, names.
@@ -63,7 +64,7 @@ NO_PAYLOAD = {
     "counter": "one number",
     "tenant": "tenant name",
     "thread": """tenant thread tree name origin source generation created_at updated_at active retention owner
-        autosave""",
+        autosave asked_at asked_id""",
     "tag": "tenant key thread",
     "record": "tenant tree id thread base keyframe key cost hash skip body",
     "body": "id tenant",
@@ -82,6 +83,7 @@ NO_PAYLOAD = {
     "queue": "queue concurrency tenant_concurrency rate tokens filled_at",
     "blob": "tenant hash",
     "run_blob": "tenant run hash",
+    "memory_index": "tenant space model number until at generation digest",
     "emitted": "tenant run fence upto path name attempt first at",
     "pin": "tenant thread name tree record at",
     "erased": "tenant thread record records head_hash at",
@@ -101,6 +103,7 @@ NO_PAYLOAD = {
     "team_store": "tenant team store era cut restoring",
     "peer_key": "tenant team peer",
     "team_view": "tenant team revision view",
+    "removal": "tenant kind until_at",
     "prepared": "gid decider deadline",
     "decision": "gid outcome at",
     "memory_item": "id tenant space bytes ended_at expires",

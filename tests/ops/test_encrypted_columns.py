@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import re
 
 import pytest
 from sealed_kit import encrypted_columns
+from statements import named_statements
 
-import perdure
 from perdure.runs.tables import ARGS
 from perdure.storage.program import Sql
 
@@ -26,15 +24,7 @@ _RAW = (
 
 
 def statements() -> list[Sql]:
-    """Every statement that is a module's own."""
-    found: list[Sql] = []
-    for module in pkgutil.walk_packages(perdure.__path__, "perdure."):
-        if module.name.endswith("__main__"):
-            continue
-        for value in vars(importlib.import_module(module.name)).values():
-            parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
-            found += [part for part in parts if type(part) is Sql]
-    return found
+    return [sql for _, sql in named_statements()]
 
 
 def said(sql: Sql) -> set[str]:
@@ -43,6 +33,8 @@ def said(sql: Sql) -> set[str]:
 
 def touched(text: str, table: str, column: str) -> bool:
     """Whether a statement reads or writes a column of a table as it stands."""
+    if table not in text or column not in text:
+        return False
     text = re.sub(r"'[^']*'", "''", " ".join(text.split()))
     text = re.sub(r"_past\b", "", text)  # the same columns
     text = re.sub(r"(length|substr)\([^()]*\)", "0", text)

@@ -17,7 +17,7 @@ from perdure import Store
 from perdure.encryption import KeyFile, Keys
 from perdure.errors import KeyMissing, Unavailable
 from perdure.langgraph import PerdureSaver
-from perdure.memory.search import searcher_of
+from perdure.memory.scopes import searcher_of
 from perdure.testing.processes import ForkServer, Say
 
 

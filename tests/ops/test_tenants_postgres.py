@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import json
-import pkgutil
 import re
 import subprocess
 from pathlib import Path
@@ -15,6 +13,7 @@ import psycopg
 import pytest
 from psycopg import sql
 from role_kit import Roles, fill, look_at_role, tenant_tables
+from statements import named_statements
 from tcp_proxy import WireProxy
 
 import perdure
@@ -76,16 +75,11 @@ def test_every_statement_on_a_tenants_rows_says_whose() -> None:
     texts = "".join(migration.adds for migration in migrations("postgres"))
     of_tenants = set(re.findall(r"^CREATE TABLE (\w+)", texts, re.MULTILINE)) - OF_THE_STORE
     silent: set[str] = set()
-    for module in pkgutil.walk_packages(perdure.__path__, "perdure."):
-        if module.name.endswith("__main__") or module.name.startswith("perdure.ops.doctor"):
+    for name, statement in named_statements():
+        if name.startswith("perdure.ops.doctor") or re.search(r":tenant(_name)?\b", statement.postgres):
             continue
-        for name, value in vars(importlib.import_module(module.name)).items():
-            several = value if isinstance(value, list | tuple) else [value]
-            for each in several:
-                if isinstance(each, Sql) and not re.search(r":tenant(_name)?\b", each.postgres):
-                    touched = set(re.findall(r"(?:FROM|JOIN|INTO|UPDATE)\s+(\w+)", each.postgres, re.IGNORECASE))
-                    if touched & of_tenants:
-                        silent.add(f"{module.name}.{name}")
+        if of_tenants & set(re.findall(r"(?:FROM|JOIN|INTO|UPDATE)\s+(\w+)", statement.postgres, re.IGNORECASE)):
+            silent.add(name)
     assert silent == KNOWN_TO_BE_ABOUT_ALL
 
 

@@ -235,15 +235,15 @@ def test_two_claims_never_give_the_same_run(store: perdure.Store, url: str, tmp_
     assert sorted(found) == sorted(f"r{number}" for number in range(60))
 
 
-def test_what_is_due_is_found_by_an_index_on_postgresql(postgres_url: str) -> None:
+def test_what_is_due_is_found_by_an_index_on_postgresql(empty_postgres_url: str) -> None:
     """A hundred thousand runs that wait for people must not be passed one by one. clock_timestamp() changes while a
     statement runs, so that an index is searched by it only if it is taken once."""
     import psycopg
 
     from perdure.storage.postgres.connection import Compiled
 
-    perdure.open(postgres_url).close()
-    with psycopg.connect(postgres_url, options="-c search_path=perdure", autocommit=True) as connection:
+    perdure.open(empty_postgres_url).close()  # a new one: the dead rows of earlier tests would change the plan
+    with psycopg.connect(empty_postgres_url, options="-c search_path=perdure", autocommit=True) as connection:
         connection.execute("SET enable_seqscan = off")
         for number, (sql, index) in enumerate(zip(claiming._DUE, ("run_queued", "run_waiting"), strict=True)):
             text = Compiled(sql.postgres, None).text

@@ -1,9 +1,9 @@
 """What every adapter of an agent framework must prove, with one shop: a model, two parallel tools, a payment.
 
 A framework's module has `agent(task)`: it asks the framework's agent, whose model is `decide` and whose tools are the
-functions below. One with sessions has `append(store, session, text)` and `texts(store, session)`. It also exports
-`work` of this module. A test module makes a class of `AgentContract` or `SessionContract`, or both, that names the
-framework's module. What the shop did is in a file, so it survives the kills.
+functions below, and `member()`, which returns such an agent. One with sessions has `append(store, session, text)` and
+`texts(store, session)`. It also exports `work` of this module. A test module makes a class of `AgentContract` or
+`SessionContract`, or both, that names the framework's module. What the shop did is in a file, so it survives the kills.
 """
 
 from __future__ import annotations
@@ -48,6 +48,8 @@ def decide(task: str, results: Sequence[str]) -> list[ToolCall] | str:
         return [ToolCall("pay", {"cents": 900}, "c3")]
     if task == "refund" and not results:
         return [ToolCall("refund", {"order": "7"}, "c1"), ToolCall("weather", {"city": "Lisbon"}, "c2")]
+    if task.startswith("member") and len(results) < len(task.split()):
+        return [ToolCall("pay", {"cents": 900}, f"c{len(results) + 1}")]
     if task in ("wire", "lose") and not results:
         return [ToolCall(task, {"cents": 900}, "c1")]
     return json.dumps(list(results))
@@ -132,11 +134,31 @@ def work(say: Say, module: str, url: str, folder: str, task: str, deadly: int) -
         say(append(module, url, APPENDED))
         return
     hooks.hook = die_at(deadly)
+    if task == "member":
+        say(teamwork(importlib.import_module(module).member(), url, deadly))
+        return
     with perdure.open(url, durability="normal", lease_s=0.1 if deadly else 30) as store:
         _stores[:] = [store]
         run = store.run(shop, module, task, id=Path(folder).name)
         status = run.refresh().status
         say([status, run.result() if status == "done" else None])
+
+
+def teamwork(agent: Any, url: str, deadly: int) -> Any:
+    """Let an agent answer two messages of another member. Return the answers."""
+    with perdure.open(url, durability="normal", lease_s=0.1 if deadly else 30) as store:
+        team = store.team("shop")
+        team.agent(agent, name="clerk")
+
+        @team.agent
+        async def desk(state: dict[str, Any], message: str) -> None:
+            state[message] = await perdure.call("clerk", "member")
+
+        for number in ("one", "two"):
+            team.send("desk", number, key=number)
+        while [each for each in team.members() if each.waiting]:
+            team.work(until_idle=True)
+        return store.thread("run:shop/desk").load().state
 
 
 def append(module: str, url: str, count: int) -> list[int]:
@@ -232,6 +254,20 @@ class AgentContract(Contract):
         assert kinds(tmp_path / "run") == {"model": 1, "wired": 1}
         with perdure.open(url) as store, pytest.raises(perdure.RunFailed, match="it is unknown whether"):
             store.get_run("run").result()
+
+    def test_a_member_of_a_team_that_is_killed_remembers_and_pays_once_for_each_message(
+        self, server: ForkServer, tmp_path: Path
+    ) -> None:
+        answers = {"one": '["paid 900"]', "two": '["paid 900", "paid 900"]'}
+        kills = 0
+        for deadly in range(1, POINTS_MAX) if SOAK else [30]:
+            folder, url = tmp_path / str(deadly), str(tmp_path / f"{deadly}.db")
+            if self.run(server, url, folder, "member", deadly) is not None:
+                break
+            kills += 1
+            assert self.run(server, url, folder, "member") == answers, f"killed at point {deadly}"
+            assert kinds(folder)["paid"] == 2
+        assert kills >= (30 if SOAK else 1)
 
 
 class SessionContract(Contract):

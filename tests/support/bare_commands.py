@@ -91,8 +91,8 @@ memory get users/alice hobby
 memory namespaces
 memory items users/alice
 memory stats
-memory export users/alice alice.jsonl
-memory import users/bob alice.jsonl
+memory export users/alice
+memory import users/bob items.jsonl
 memory migrate app.py
 memory pin users/alice hobby
 memory unpin users/alice hobby
@@ -198,6 +198,7 @@ def run() -> None:
         assert code == 0, (name, text)
         assert "Examples" in text, (name, text)
     Path("app.py").write_text(APP)
+    Path("items.jsonl").write_text('{"namespace": [], "key": "k", "value": "hello"}\n')
     with perdure.open("agent.db") as store:
         for n in range(3):
             store.thread("alice").save({"n": n})

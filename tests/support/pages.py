@@ -59,6 +59,7 @@ def masked(text: str) -> str:
     """Without what differs from run to run."""
     text = re.sub(r"\b0[0-9a-hjkmnp-tv-z]{12}\b", "<id>", text)
     text = re.sub(r"\b[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\b", "<uuid>", text)  # LangGraph's ids
+    text = re.sub(r"\b[0-9a-f]{32}\b", "<interrupt>", text)
     text = re.sub(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?(Z|\+00:00)?", "<time>", text)
     text = re.sub(r"\b\d\d:\d\d:\d\d\.\d{3}\b", "<time>", text)
     text = re.sub(r"^\S+ [KM]?B -> \S+ [KM]?B$", "<size> -> <size>", text, flags=re.MULTILINE)  # of an import

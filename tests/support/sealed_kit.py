@@ -15,7 +15,7 @@ import perdure
 from perdure import Store
 from perdure.encryption.cipher import INDEX_MARK, INDEX_TEXT_MARK, TEXT_MARK
 from perdure.memory.embed import embedding_of
-from perdure.memory.search import searcher_of
+from perdure.memory.scopes import searcher_of
 from perdure.storage.columns import MARK, EncryptedColumn
 from perdure.storage.domains import all_tables
 from perdure.teams import Post, link

@@ -18,6 +18,7 @@ from perdure.log.cache import TenantCache
 from perdure.memory import search
 from perdure.memory.handle import Memory
 from perdure.memory.large import Near, NearestQuery, SearchIndex
+from perdure.memory.scopes import searcher_of
 from perdure.storage.program import drive
 
 DIMENSION = 24
@@ -54,7 +55,7 @@ class Indexed:
     def large(self, items: int = 0) -> Iterator[None]:
         with self._patch.context() as patch:
             patch.setattr(search, "LARGE_ITEMS", items)
-            patch.setattr(search.searcher_of(self.store._context), "scopes", TenantCache(1 << 20))
+            patch.setattr(searcher_of(self.store._context), "scopes", TenantCache(1 << 20))
             patch.setattr(search, "PROPOSED", 16)
             yield
 
@@ -70,7 +71,7 @@ class Indexed:
     def nearest(self, query: str, limit: int, *labels: str, tenant: str = "default") -> list[Near]:
         """What the index proposes."""
         store = self.store.tenant(tenant)
-        searcher = search.searcher_of(store._context)
+        searcher = searcher_of(store._context)
         number, index = drive(store._context.driver, store._context.tenant()), self.index
         assert number is not None
         assert searcher.embedding is not None
@@ -81,7 +82,7 @@ class Indexed:
 
     @property
     def index(self) -> SearchIndex:
-        found = search.searcher_of(self.store._context).index
+        found = searcher_of(self.store._context).index
         assert found is not None
         return found
 

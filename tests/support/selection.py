@@ -90,6 +90,7 @@ FEW = {
     "test_a_history_is_what_its_checkpoints_are_one_by_one": 2,
     "test_a_transfer_that_is_killed_leaves_all_or_nothing": 2,
     "test_a_transfer_that_is_killed_is_finished_by_the_same_call": 2,
+    "test_a_random_program_beside_killed_workers_conserves_them_too": 0,
     "test_beside_writers_a_replica_is_the_source_at_one_instant": 2,
     "test_more_threads_than_one_transaction_takes": 2,
     "test_random_kills": 3,

@@ -18,9 +18,9 @@ from team_kit import check_coins, coin_team, due_now, mail_states, start_coins, 
 import perdure
 from perdure.errors import Conflict, MailboxFull, NotFound, UsageError
 
-KILLS = 40 if SOAK else 3
+KILLS = 40 if SOAK else 2
 AGENTS = 8
-HOPS = 400 if SOAK else 30
+HOPS = 400 if SOAK else 15
 
 
 @pytest.fixture(params=PLACES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -13,11 +14,21 @@ from perdure.errors import MailboxFull, NotFound
 from perdure.teams import Team
 
 charged: list[str] = []
+reserved: list[str] = []
 
 
 @perdure.effect(on_doubt="retry", name="letters.charge")
 def charge(amount: Any, key: perdure.IdempotencyKey) -> Any:
     charged.append(str(key))
+    return amount
+
+
+def give_back(amount: Any) -> None: ...
+
+
+@perdure.effect(on_doubt="retry", undo=give_back, name="letters.reserve")
+def reserve(amount: Any, key: perdure.IdempotencyKey) -> Any:
+    reserved.append(str(key))
     return amount
 
 
@@ -108,18 +119,110 @@ def test_an_answer_goes_to_the_run_that_called_or_nowhere(store: perdure.Store, 
     assert is_deleted or run.result() == "from outside"
 
 
-def test_each_resend_has_keys_of_its_own_and_is_recorded(store: perdure.Store) -> None:
-    team = failing_team(store)
+def reserving_team(store: perdure.Store) -> Team:
+    """A team whose agent charges, which stands, reserves, which is undone, and fails."""
+    charged.clear()
+    reserved.clear()
+    team = store.team("letters")
+
+    @team.agent(policy="dead_letter")
+    def agent(state: Any, message: Any) -> None:
+        charge(message)
+        reserve(message)
+        raise ValueError
+
+    return team
+
+
+def test_a_resend_has_new_keys_for_what_was_undone_and_the_old_ones_for_what_stands(store: perdure.Store) -> None:
+    team = reserving_team(store)
     team.send("agent", 1)
     team.work(until_idle=True)
     [letter] = team.dead()
     for _ in range(2):  # from one listing
         letter.resend(who="ann")
         team.work(until_idle=True)
-    assert len(set(charged)) == 3
+    assert (len(charged), len(set(charged))) == (3, 1)
+    assert (len(reserved), len(set(reserved))) == (3, 3)
     assert [(one.who, one.action, one.subject) for one in store.ops.actions()] == [
         ("ann", "resend", "member letters/agent")
     ] * 2
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_what_was_undone_after_a_cut_gets_new_keys_when_the_team_went_back(store: perdure.Store, is_sent: bool) -> None:
+    team = reserving_team(store)
+    handler = team.agent(lambda state, message: perdure.send("agent", message), name="sender")
+    team.send(handler, 1)
+    if is_sent:
+        perdure.Worker(store, [only(team, "sender")]).run(until_idle=True)
+    snap = team.snapshot(f"{store._context.tenant_name} cut")
+    for _ in range(3):
+        team.work(until_idle=True)
+        assert len(team.dead()) == 1
+        team.restore(snap, keys="same")
+    assert len(set(charged)) == 1
+    assert (len(reserved), len(set(reserved))) == (3, 3)
+
+
+def test_a_turn_that_had_begun_at_a_cut_gets_its_answer_after_it_was_given_up_and_restored(
+    store: perdure.Store,
+) -> None:
+    team = store.team("begun")
+    is_mended = False
+
+    @team.agent(policy="dead_letter")
+    def caller(state: Any, message: Any) -> None:
+        state["answer"] = perdure.call("callee", message)
+        if not is_mended:
+            raise ValueError
+
+    @team.agent
+    def callee(state: Any, message: Any) -> Any:
+        return message
+
+    team.send("caller", "question")
+    perdure.Worker(store, [only(team, "caller")]).run(until_idle=True)
+    snap = team.snapshot(f"{store._context.tenant_name} cut")
+    team.work(until_idle=True)
+    assert len(team.dead()) == 1
+    team.restore(snap)
+    is_mended = True
+    team.work(until_idle=True)
+    assert state_of(team, "caller") == {"answer": "question"}
+
+
+def test_a_letter_of_a_member_that_left_keeps_its_keys(store: perdure.Store) -> None:
+    team = failing_team(store)
+    team.send("agent", 2)
+    team.work(until_idle=True)
+    team.rewind("agent", turn=0, keys="same")
+    team.leave("agent")
+    team.spawn(only(team, "agent").perdure_durable.fn, "agent")
+    team.dead()[0].resend()
+    team.work(until_idle=True)
+    assert (len(charged), len(set(charged))) == (2, 1)
+
+
+def test_an_answer_that_comes_after_its_call_had_ended_does_not_stay_in_the_box(store: perdure.Store) -> None:
+    team = store.team("late")
+
+    @team.agent
+    def caller(state: Any, message: Any) -> None:
+        with suppress(TimeoutError):
+            perdure.call("callee", message, timeout_s=0)
+        perdure.ask("?")
+
+    @team.agent
+    def callee(state: Any, message: Any) -> Any:
+        return message
+
+    team.send("caller", 1)
+    team.work(until_idle=True)
+    assert mail_states(store) == {0: 2, 1: 1}
+    store.answer("late/caller", "yes")
+    team.work(until_idle=True)
+    assert mail_states(store) == {1: 2, 3: 1}
 
 
 def test_a_dropped_letter_is_not_revived_by_its_key(store: perdure.Store) -> None:
@@ -213,11 +316,14 @@ def test_a_new_capacity_reaches_members_that_exist(store: perdure.Store) -> None
         @team.agent(capacity=capacity)
         def agent(state: Any, message: Any) -> None: ...
 
-        team.spawn(agent, "agent")
+        team.spawn(agent, "second")
         return team
 
-    declare(1).send("agent", 1)
+    first = declare(1)
+    for name in ("agent", "second"):
+        first.send(name, 1)
     team = declare(2)
-    team.send("agent", 2)
-    with pytest.raises(MailboxFull, match="2 messages wait"):
-        team.send("agent", 3)
+    for name in ("agent", "second"):
+        team.send(name, 2)
+        with pytest.raises(MailboxFull, match="2 messages wait"):
+            team.send(name, 3)

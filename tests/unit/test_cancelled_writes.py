@@ -8,10 +8,13 @@ from __future__ import annotations
 import asyncio
 import math
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import apsw
@@ -21,6 +24,7 @@ import pytest
 from perdure.storage.postgres.driver import PostgresDriver
 from perdure.storage.program import Batch, Driver, Program, Sql, Transaction
 from perdure.storage.sqlite import commit_queue
+from perdure.storage.sqlite.commit_queue import CommitQueue
 from perdure.storage.sqlite.driver import SqliteDriver
 
 PUT = Sql("INSERT INTO meta (key, value) VALUES (:key, 'v')")
@@ -162,8 +166,26 @@ def test_an_interrupted_write_on_postgresql_ends_first(postgres_url: str) -> Non
     gate.close()
 
 
+@contextmanager
+def _slow_before_it_waits(queue: CommitQueue) -> Iterator[None]:
+    """Let this thread stand still after it queued its job and before it waits for the job: until Ctrl-C."""
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code is CommitQueue.run.__code__ and queue.waiting and not queue._mutex.locked():
+            threading.Event().wait(PATIENCE_S)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+@pytest.mark.parametrize("is_waiting", [True, False])
 def test_an_interrupted_write_that_another_thread_commits_ends_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    is_waiting: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SQLite: a leader has taken the main thread's job into its group."""
     # However late the main thread comes on a busy machine: after 20 ms a group takes no more jobs.
@@ -186,7 +208,7 @@ def test_an_interrupted_write_that_another_thread_commits_ends_first(
     while not driver._queue._leading:
         time.sleep(0.001)
     striker.start()
-    with pytest.raises(KeyboardInterrupt):
+    with nullcontext() if is_waiting else _slow_before_it_waits(driver._queue), pytest.raises(KeyboardInterrupt):
         driver.run(Transaction(lambda: _put("a"), write=True))
     assert gate.is_set()  # it had to wait for the commit
     striker.left.set()

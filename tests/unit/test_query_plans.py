@@ -8,7 +8,6 @@ without any, nothing large is scanned.
 from __future__ import annotations
 
 import gc
-import importlib
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -17,6 +16,7 @@ from typing import Any
 
 import apsw
 import pytest
+from statements import sql_modules
 
 import perdure
 from perdure.storage.domains import versioned_tables
@@ -56,10 +56,7 @@ _TENANT_OR_TREE = re.compile(r"\(tenant=\?(?: AND tree=\?)?\)")
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
     """Every statement of SQLite's, as far as it is known."""
-    source = Path(perdure.__file__).parent
-    for path in source.rglob("*.py"):
-        if "Sql(" in path.read_text():  # importing the others, frameworks among them, would take seconds
-            importlib.import_module(".".join(("perdure", *path.relative_to(source).with_suffix("").parts)))
+    sql_modules()
     gc.unfreeze()  # else objects that were set aside are not listed
     statements = {text for sql in gc.get_objects() if type(sql) is Sql for text in sql.sqlite}
     gc.freeze()

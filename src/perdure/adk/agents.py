@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
+from uuid import uuid4
 
 from google.adk.agents import BaseAgent, LlmAgent
+from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
+from google.adk.flows.llm_flows.functions import AF_FUNCTION_CALL_ID_PREFIX
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
+from google.adk.runners import InMemoryRunner
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.base_toolset import BaseToolset
 from google.adk.tools.function_tool import FunctionTool
 from google.adk.tools.tool_context import ToolContext
+from google.genai import types
 
 import perdure
-from perdure.adapters import in_run, is_journaled, journaled, tool_call
+from perdure.adapters import in_run, is_journaled, journaled, register_agents, remembering, tool_call
 from perdure.errors import NotApproved
 
 A = TypeVar("A", bound=BaseAgent)
@@ -68,6 +73,7 @@ class _Llm(BaseLlm):
         async def body() -> list[Any]:
             whole = []
             async for response in responses:
+                _number_calls(response)
                 plain = response.model_dump(mode="json", exclude_none=True)
                 if stream:
                     perdure.emit(plain)
@@ -77,6 +83,13 @@ class _Llm(BaseLlm):
         key = {"contents": len(llm_request.contents)}
         for plain in await journaled("step", f"{self.agent}.model", key, body, **self.options):
             yield LlmResponse.model_validate(plain)
+
+
+def _number_calls(response: LlmResponse) -> None:
+    """Give function calls that have no id one, before the response is recorded. ADK would do it anew in each replay."""
+    for part in (response.content and response.content.parts) or ():
+        if part.function_call is not None and not part.function_call.id:
+            part.function_call.id = f"{AF_FUNCTION_CALL_ID_PREFIX}{uuid4()}"
 
 
 def _tool(agent: str, tool: Any, effects: Mapping[str, Options]) -> Any:
@@ -135,3 +148,29 @@ class _Toolset(BaseToolset):
 
     async def close(self) -> None:
         await self._inner.close()
+
+
+def _as_agent(agent: BaseAgent) -> Callable[[Any, Any], Awaitable[Any]]:
+    """Return an agent as the handler of a team's member. The text of its final response is the answer."""
+    durable(agent)
+
+    async def ask(message: str, history: Any) -> tuple[str, list[Any]]:
+        runner = InMemoryRunner(agent=agent, app_name="team")
+        sessions = runner.session_service
+        about: dict[str, Any] = {"app_name": "team", "user_id": "team"}
+        session = await sessions.create_session(**about, session_id="member")
+        for event in history or []:
+            await sessions.append_event(session, Event.model_validate(event))
+        answer = ""
+        said = types.UserContent(message)
+        async for event in runner.run_async(user_id="team", session_id="member", new_message=said):
+            if event.is_final_response() and event.content is not None:
+                answer = "".join(part.text or "" for part in event.content.parts or ())
+        ended = await sessions.get_session(**about, session_id="member")
+        assert ended is not None
+        return answer, [each.model_dump(mode="json", exclude_none=True) for each in ended.events]
+
+    return remembering(ask)
+
+
+register_agents("google.adk", _as_agent)

@@ -9,6 +9,7 @@ from typing import Any
 from agent_framework import (
     AgentContext,
     AgentMiddleware,
+    AgentSession,
     ChatContext,
     ChatMiddleware,
     ChatResponse,
@@ -20,7 +21,17 @@ from agent_framework import (
 )
 
 import perdure
-from perdure.adapters import aextend, agent_call, arecall, in_run, is_journaled, journaled, tool_call
+from perdure.adapters import (
+    aextend,
+    agent_call,
+    arecall,
+    in_run,
+    is_journaled,
+    journaled,
+    register_agents,
+    remembering,
+    tool_call,
+)
 from perdure.errors import NotApproved, UsageError
 
 Options = Mapping[str, Any]
@@ -134,3 +145,21 @@ class PerdureHistoryProvider(HistoryProvider):
 
     async def save_messages(self, session_id: str | None, messages: Sequence[Message], **options: Any) -> None:
         await aextend(self._thread(session_id), [message.to_dict() for message in messages])
+
+
+def _as_agent(agent: Any) -> Callable[[Any, Any], Awaitable[Any]]:
+    """Return an agent as the handler of a team's member. The text of its response is the answer."""
+    if not any(isinstance(each, _Agent) for each in agent.middleware or ()):
+        raise UsageError("an agent in a team is durable: Agent(…, middleware=durability())")
+    if any(isinstance(each, PerdureHistoryProvider) for each in agent.context_providers):
+        raise UsageError("the history of an agent in a team is in the member's state: leave PerdureHistoryProvider out")
+
+    async def ask(message: str, history: Any) -> tuple[str, Any]:
+        session = AgentSession.from_dict(history) if history else AgentSession(session_id=str(perdure.uuid()))
+        answer = await agent.run(message, session=session)
+        return answer.text, session.to_dict()
+
+    return remembering(ask)
+
+
+register_agents("agent_framework", _as_agent)

@@ -1,18 +1,19 @@
-"""The commands that load an app: worker, start, check, drill, run replay."""
+"""The commands that load an app: worker, start, check, drill, run replay, thread undo."""
 
 from __future__ import annotations
 
 import json
 import logging
 import sys
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from perdure.cli.base import NO, OK, Invocation, command, root, run_group, sqlite_file, with_store
-from perdure.cli.parameters import COUNT, POSITIVE, args_option, duration, pair, tag, trust_option
+from perdure.cli.base import NO, OK, Invocation, command, root, run_group, sqlite_file, thread_group, with_store
+from perdure.cli.parameters import COUNT, POSITIVE, args_option, duration, pair, tag, trust_option, who_option
+from perdure.cli.refs import existing
 from perdure.cli.runs import existing_run
 from perdure.cli.text import plural, printable, readable
 from perdure.errors import UsageError
@@ -29,7 +30,8 @@ function_argument = click.argument("target", metavar="APP:FUNCTION")
     "Code",
     "perdure worker app.py\n"
     "perdure worker myapp.agents --queue search --queue default --concurrency 32\n"
-    "perdure worker app.py --once",
+    "perdure worker app.py --once\n"
+    "perdure worker app.py:graph --where agent=travel",
 )
 @click.argument("app")
 @trust_option
@@ -37,6 +39,9 @@ function_argument = click.argument("target", metavar="APP:FUNCTION")
     "--queue", "queues", metavar="NAME", multiple=True, help="Serve this queue (may be repeated; default: default)."
 )
 @click.option("--concurrency", metavar="N", type=POSITIVE, default=8, help="How many runs at once (default 8).")
+@click.option(
+    "--where", metavar="KEY=VALUE", type=pair, multiple=True, help="Of a graph: only threads with this metadata."
+)
 @click.option("--all-tenants", is_flag=True, help="Serve all tenants, not only --tenant's.")
 @click.option("--once", is_flag=True, help="Exit when nothing is due.")
 @click.option(
@@ -53,6 +58,7 @@ def worker(
     trust: tuple[str, ...],
     queues: tuple[str, ...],
     concurrency: int,
+    where: tuple[tuple[str, Any], ...],
     all_tenants: bool,
     once: bool,
     drain: timedelta,
@@ -61,44 +67,77 @@ def worker(
 ) -> None:
     """Run what is due, with the functions of an app, or with one of them (app.py:travel).
 
+    With a LangGraph graph (app.py:graph), resume its threads whose questions were answered. The store is the one of its
+    PerdureSaver. If several graphs share that store, select the threads of this one by their metadata (--where).
+
     SIGTERM or Ctrl-C ends the worker: it lets its runs finish or park, and after --drain releases them for other
     workers. A second signal releases them at once. Several workers may serve one store. A worker claims runs of a
     function with a version= only if its code has the same version.
     """
     import perdure
-    from perdure.runs.functions.specs import known_durables
     from perdure.runs.workers.loading import load_named
 
     if all_tenants and cli.tenant is not None:
         raise UsageError("--all-tenants and --tenant exclude each other")
     named = load_named(app)
-    functions = [named] if hasattr(named, "perdure_durable") else None
-    if functions is None and callable(named):
-        raise UsageError(f"{app} is not a durable function: put @perdure.durable above it")
-    if functions is None and not known_durables():
-        raise UsageError(f"{app} has no durable function: put @perdure.durable above the function that is to run")
+    serves: dict[str, Any] = {"concurrency": concurrency, "drain_s": drain.total_seconds()}
+    if queues:
+        serves["queues"] = queues
+    opened, what = _graph_of(cli, named, serves, dict(where), all_tenants) or _functions_of(
+        cli, app, named, trust, serves, all_tenants
+    )
     _log_to_stderr(as_json=log_json)
-    pool: dict[str, Any] = {} if sqlite_file(cli.url) is not None else {"pool_size": concurrency + _SPARE_CONNECTIONS}
     served = nullcontext() if metrics is None else perdure.ops.metrics.serve(metrics)
-    with cli.open(trust=trust, **pool) as store, served as endpoint:
+    with opened as store, served as endpoint:
         if endpoint is not None:
             cli.message(f"metrics at {endpoint.url}")
-        serving = perdure.Worker(
-            store,
-            functions,
-            queues=queues or ("default",),
-            concurrency=concurrency,
-            all_tenants=all_tenants,
-            drain_s=drain.total_seconds(),
-        )
-        names = sorted(known_durables()) if functions is None else [named.perdure_durable.name]
-        cli.message(
-            f"serving {plural(len(names), 'function')} ({', '.join(names)}) of queue {', '.join(serving.queues)}, "
-            f"{concurrency} at once; " + ("until nothing is due" if once else "Ctrl-C ends it")
-        )
+        serving = perdure.Worker(store, **serves)
+        until = "until nothing is due" if once else "Ctrl-C ends it"
+        cli.message(f"serving {what} of queue {', '.join(serving.queues)}, {concurrency} at once; {until}")
         serving.run(until_idle=once)
     counts = dict(sorted(serving.counts.items()))
     cli.result(", ".join(f"{count} {status}" for status, count in counts.items()) or "nothing was due", counts)
+
+
+_Opened = tuple[AbstractContextManager["Store"], str]  # a store, and what the worker serves
+
+
+def _graph_of(
+    cli: Invocation, named: Any, serves: dict[str, Any], where: dict[str, Any], all_tenants: bool
+) -> _Opened | None:
+    """Let a worker serve a graph, if an app's member is one. Return the store of its checkpointer, which stays open."""
+    from perdure.runs.workers.resumers import resumer_of
+
+    resumer = resumer_of(named)
+    if resumer is None:
+        if where:
+            raise UsageError("--where selects the threads of a graph: name it, as app.py:graph")
+        return None
+    if all_tenants or cli.tenant is not None or cli.schema is not None or cli.store is not None:
+        raise UsageError("a graph has a store and a tenant of its own: leave out --store, --schema and the tenants")
+    serves |= {"graphs": [named], "where": where}
+    return nullcontext(resumer.store), f"graph {resumer.name}"
+
+
+def _functions_of(
+    cli: Invocation, app: str, named: Any, trust: tuple[str, ...], serves: dict[str, Any], all_tenants: bool
+) -> _Opened:
+    """Let a worker serve a durable function, or all that an app has."""
+    from perdure.runs.functions.specs import known_durables
+
+    functions = [named] if hasattr(named, "perdure_durable") else None
+    if functions is None and callable(named):
+        raise UsageError(f"{app} is neither a durable function (@perdure.durable) nor a graph with a PerdureSaver")
+    if functions is None and not known_durables():
+        raise UsageError(
+            f"{app} has no durable function: put @perdure.durable above the function that is to run; to resume a "
+            "LangGraph graph, name it, as app.py:graph"
+        )
+    names = sorted(known_durables()) if functions is None else [named.perdure_durable.name]
+    serves |= {"functions": functions, "all_tenants": all_tenants}
+    connections = serves["concurrency"] + _SPARE_CONNECTIONS
+    pool: dict[str, Any] = {} if sqlite_file(cli.url) is not None else {"pool_size": connections}
+    return cli.open(trust=trust, **pool), f"{plural(len(names), 'function')} ({', '.join(names)})"
 
 
 class _Lines(logging.Handler):
@@ -270,6 +309,33 @@ def replay(cli: Invocation, app: str, run: str, snapshot: str | None, trust: tup
     else:
         where = f"stops before {replayed.name} at step {replayed.path}, which is not recorded"
         cli.line(f"{run}: {answered} answered from the journal, no body run; {where}")
+
+
+@command(
+    thread_group,
+    "History",
+    "perdure thread undo app.py alice-001\nperdure thread undo myapp.agents alice-001 --who maria",
+)
+@click.argument("app")
+@click.argument("thread")
+@who_option
+@trust_option
+@click.pass_obj
+def undo(cli: Invocation, app: str, thread: str, who: str, trust: tuple[str, ...]) -> None:
+    """Undo the effects of a LangGraph thread, newest first, with the functions of an app.
+
+    Undoes each effect that has an `undo`, once, also if you repeat the command after a crash. The run of the graph has
+    ended then: a new input starts again from the values that the thread has. Settle effects in doubt first (`perdure
+    run resolve`).
+    """
+    from perdure.langgraph import PerdureSaver
+    from perdure.runs.workers.loading import load_app
+
+    load_app(app)
+    with cli.open(trust=trust) as store:
+        existing(store, thread)
+        undone = PerdureSaver(store).undo({"configurable": {"thread_id": thread}}, who=who)
+    cli.result(f"{thread}: {plural(undone, 'effect')} undone; its run has ended", thread=thread, undone=undone)
 
 
 @command(

@@ -15,10 +15,15 @@ def show_lines(state: dict[str, Any], described: GraphCheckpoint, width: int) ->
     """Yield the values, with a line per message, and everything else of the checkpoint."""
     for channel, value in values_of(state).items():
         yield from _channel_lines(str(channel), value, width)
+    if described.next:
+        yield f"next: {', '.join(described.next)}"
     for one in described.interrupts:
-        yield f"open interrupt {one['id']}: {shorten(to_json(one['value']), width)}"
+        answer = one["answer"]
+        name = "open interrupt" if answer is None else f"interrupt answered by {answer['who']}"
+        yield f"{name} {one['id']}: {shorten(to_json(one['value']), width)}"
     for write in described.pending_writes:
-        yield from _channel_lines(f"pending write {write['channel']}", write["value"], width)
+        by = "" if write["node"] is None else f" of {write['node']}"
+        yield from _channel_lines(f"pending write {write['channel']}{by}", write["value"], width)
     for name, newest in described.namespaces.items():
         yield f"namespace {name}: newest checkpoint {newest}"
     yield f"checkpoint_id: {described.checkpoint_id}"

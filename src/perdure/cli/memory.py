@@ -14,6 +14,7 @@ from perdure.cli.parameters import (
     COUNT,
     POSITIVE,
     Labels,
+    as_of_option,
     duration,
     full_option,
     limit_option,
@@ -21,7 +22,6 @@ from perdure.cli.parameters import (
     namespace_text,
     pair,
     parse_value,
-    since,
     who_option,
     yes_option,
 )
@@ -103,9 +103,7 @@ def items(
 @namespace_argument
 @click.argument("key")
 @click.option("--history", is_flag=True, help="Show all its versions, the oldest first.")
-@click.option(
-    "--as-of", metavar="TIME", type=since, help="Show the item at this time: 30m, 2h, 3d, 1w ago or an ISO date."
-)
+@as_of_option
 @with_store
 def get(cli: Invocation, store: Store, labels: Labels, key: str, history: bool, as_of: datetime | None) -> None:
     """Show an item, or with --history all its versions.

@@ -64,6 +64,11 @@ def until(text: str) -> datetime:
         return since(text)
 
 
+as_of_option = click.option(
+    "--as-of", metavar="TIME", type=since, help="As it was then: 30m, 2h, 3d, 1w ago or an ISO time."
+)
+
+
 def parse_value(text: str) -> Any:
     """Parse a value as JSON; return the text itself if it is not JSON."""
     try:

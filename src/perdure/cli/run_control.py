@@ -10,7 +10,7 @@ import click
 from perdure.cli.base import NO, OK, Invocation, command, root, run_group, with_store
 from perdure.cli.parameters import full_option, pair, parse_value, run_conditions, who_option, yes_option
 from perdure.cli.retention import print_erased
-from perdure.cli.runs import call_of, existing_run
+from perdure.cli.runs import call_of, existing_asker, existing_run
 from perdure.cli.text import plural, readable, to_json
 from perdure.errors import AnswerRefused, UsageError
 
@@ -24,19 +24,21 @@ if TYPE_CHECKING:
 @who_option
 @with_store
 def answer(cli: Invocation, store: Store, run: str, step_and_value: tuple[str, ...], who: str) -> None:
-    """Answer a question of a run. Give STEP if the run has several questions.
+    """Answer a question of a run or a LangGraph thread. Give STEP if it has several questions.
 
-    Refuses an answer that the question does not allow, with the reason (exit code 2). The journal records who answered.
-    A worker, or the process that waits for the result, resumes the run. Invoke a LangGraph graph again yourself.
+    Refuses an answer that the question does not allow, with the reason (exit code 2). The answer keeps who gave it. A
+    worker, or the process that waits for the result, resumes the run. A LangGraph graph is resumed by a worker that was
+    given it (`perdure worker app.py:graph`), or when it is invoked again.
     """
     from perdure.runs.journal.rows import TASK
 
     if not 1 <= len(step_and_value) <= 2:
         raise UsageError(f"give one VALUE, and STEP if there are several: `perdure answer {quote(run)} VALUE`")
-    info = existing_run(store, run).refresh()
+    asker = existing_asker(store, run)
+    is_graph = asker is None or asker.refresh().function.startswith(TASK)
     *named, text = step_and_value
     _refuse_placeholder(text)
-    question = _question(store, run, named[0] if named else None)
+    question = _question(store, run, named[0] if named else None, is_thread=asker is None)
     step = named[0] if question is None else question.path
     value = parse_value(text)
     try:
@@ -50,7 +52,9 @@ def answer(cli: Invocation, store: Store, run: str, step_and_value: tuple[str, .
             raise refused from None
     call = call_of(question) if question is not None else ""
     noted = f"Noted. {plural(answered.missing, 'more answer')} of the same kind needed."
-    resumed = "Invoke its graph again" if info.function.startswith(TASK) else f"A worker will resume {run}"
+    resumed = f"A worker will resume {run}"
+    if is_graph or (question is not None and question.thread is not None):
+        resumed = "A worker that was given the graph resumes it, or invoke it again"
     outcome = f"Answered. {resumed}." if answered.settled else noted
     cli.result(
         f"{call}: {to_json(readable(value))}. {outcome}" if call else outcome,
@@ -62,7 +66,7 @@ def answer(cli: Invocation, store: Store, run: str, step_and_value: tuple[str, .
     )
 
 
-def _question(store: Store, run: str, step: str | None) -> Question | None:
+def _question(store: Store, run: str, step: str | None, *, is_thread: bool) -> Question | None:
     """Return the open question at a step, or None. Without a step, return the only one, or raise UsageError."""
     questions = [question for question in store.questions(run) if question.kind != "doubt"]
     if step is not None:
@@ -71,6 +75,8 @@ def _question(store: Store, run: str, step: str | None) -> Question | None:
         return questions[0]
     steps = ", ".join(question.path for question in questions)
     problem = f"{len(questions)} open questions, at steps {steps}: name one" if questions else "no open question"
+    if is_thread:
+        raise UsageError(f"thread {run!r} has {problem}; `perdure questions {quote(run)} --all` lists all that it has")
     raise UsageError(f"run {run!r} has {problem}; `perdure run show {quote(run)}` shows what it waits for")
 
 

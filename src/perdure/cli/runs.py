@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from perdure.cli.base import NO, OK, Invocation, command, root, run_group, with_store
-from perdure.cli.parameters import limit_option, run_conditions
+from perdure.cli.parameters import as_of_option, limit_option, run_conditions
 from perdure.cli.text import ago, local, nearest, plural, readable, shorten, size, to_json
 from perdure.errors import JournalDamaged, NotFound, RunError
 
@@ -26,6 +27,17 @@ def existing_run(store: Store, name: str) -> Run:
     except NotFound:
         ids = [info.id for info in store.runs(limit=IDS_COMPARED)]
         raise NotFound(nearest("run", name, ids, "perdure runs")) from None
+
+
+def existing_asker(store: Store, name: str) -> Run | None:
+    """Return the handle of a run, or None for a thread of that name. Raises NotFound if there is neither."""
+    try:
+        return store.get_run(name)
+    except NotFound:
+        with suppress(NotFound):
+            store.thread(name).info()
+            return None
+    return existing_run(store, name)
 
 
 @command(
@@ -146,14 +158,15 @@ def _outcome(handle: Run, info: RunInfo) -> dict[str, Any]:
 
 @command(root, "Runs", "perdure steps trip-42\nperdure steps trip-42 --json | jq .result")
 @click.argument("run")
+@as_of_option
 @with_store
-def steps(cli: Invocation, store: Store, run: str) -> int:
+def steps(cli: Invocation, store: Store, run: str, as_of: datetime | None) -> int:
     """List the steps of a run, in the order they began.
 
     Shows results, errors, attempts and effects in doubt. Other commands name a step by the number shown here: 4, or 4.1
     in a branch. --json prints a line per step.
     """
-    handle, code = existing_run(store, run), OK
+    handle, code = existing_run(store, run) if as_of is None else store.at(as_of).get_run(run), OK
     listed = handle.steps(values="small")  # the table shows only the size of large results
     if cli.json and any(step.result_bytes is not None for step in listed):
         try:
@@ -188,13 +201,14 @@ def _shown(step: Step) -> str:
 @click.option("--all", "with_closed", is_flag=True, help="Also list answered and closed questions.")
 @with_store
 def questions(cli: Invocation, store: Store, run: str | None, with_closed: bool) -> None:
-    """List the open questions of all runs, or of RUN.
+    """List the open questions of all runs and LangGraph threads, or of RUN, which may be a thread.
 
     Lists the oldest first, with the answers they allow. An effect in doubt is a question too: settle it with `perdure
     run resolve`, and all others with `perdure answer`. --json prints a line per question.
     """
-    if run is not None:
-        existing_run(store, run)
+    listed = store.questions(run, all=with_closed)
+    if run is not None and not listed:
+        existing_asker(store, run)
     now = datetime.now(UTC)
 
     def row(question: Question) -> list[str]:
@@ -202,16 +216,17 @@ def questions(cli: Invocation, store: Store, run: str | None, with_closed: bool)
         asked = f"{question.text} ({question.reason})" if question.reason else question.text
         if (call := call_of(question)) and f"{question.effect}(" not in question.text:
             asked = f"{asked}  {call}"
+        if question.thread is not None and question.arguments is not None:
+            asked = to_json(readable(question.arguments))
         kind = question.kind if question.status == "open" else question.status
         text = shorten(asked + (f"  [{answers}]" if answers else ""), 3 * _WIDTH)
         return [question.run, _step_of(question), kind, ago(question.asked_at, now), _what_is_allowed(question), text]
 
     headers = ("run", "step", "kind", "asked", "answers", "question")
     empty = "no questions" if with_closed else "no open questions"
-    listed = store.questions(run, all=with_closed)
     cli.listing(listed, headers, row, empty=empty, document=_question_json)
-    if any(question.run.startswith("langgraph/") for question in listed) and not cli.json:
-        cli.message("after you answer a question of a LangGraph graph, invoke the graph again")
+    if not cli.json and any(question.thread or question.run.startswith("langgraph/") for question in listed):
+        cli.message("an answered LangGraph graph is resumed by `perdure worker app.py:graph`, or when invoked again")
 
 
 def call_of(question: Question) -> str:

@@ -9,6 +9,7 @@ import click
 
 from perdure.cli.base import Invocation, command, root, snapshot_group, with_store
 from perdure.cli.parameters import (
+    as_of_option,
     duration,
     namespace_text,
     namespaces_option,
@@ -108,9 +109,10 @@ def good(cli: Invocation, store: Store, name: str, undo: bool) -> None:
     "Commands",
     "perdure snapshot restore before-deploy --dry-run\n"
     "perdure snapshot restore before-deploy --thread 'support-*' --namespace users/alice\n"
-    "perdure snapshot restore before-deploy --runs rewind",
+    "perdure snapshot restore --as-of 2026-11-17T10:04 --dry-run",
 )
-@click.argument("name")
+@click.argument("name", required=False)
+@as_of_option
 @threads_option
 @namespaces_option
 @click.option("--runs", type=click.Choice(["rewind"]), help="Also rewind the runs that changed since.")
@@ -118,8 +120,12 @@ def good(cli: Invocation, store: Store, name: str, undo: bool) -> None:
 @click.option("--dry-run", is_flag=True, help="Show what would change, and change nothing.")
 @who_option
 @with_store
-def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, who: str, **options: Any) -> None:
+def restore(
+    cli: Invocation, store: Store, /, name: str | None, as_of: datetime | None, dry_run: bool, who: str, **options: Any
+) -> None:
     """Go back to a snapshot, in one tenant: all threads, memory, deployments and schedules, or some.
+
+    With --as-of, threads and memory go back to an instant that no snapshot was taken at, as far as it is on record.
 
     Takes a snapshot first; to undo the restore, restore that one. Threads and items get their old content as a new head
     or version, so their history stays. Threads and items that were created since are deleted.
@@ -130,7 +136,7 @@ def restore(cli: Invocation, store: Store, /, name: str, dry_run: bool, who: str
     run the same command again.
     """
     chosen = {key: value or None for key, value in options.items()}
-    done = store.restore(name, dry_run=dry_run, who=who, **chosen)
+    done = store.restore(name, at=as_of, dry_run=dry_run, who=who, **chosen)
     undo = None if dry_run or not done.changes else done.undo.name
     if cli.json:
         return cli.document(done, undo=undo, dry_run=dry_run)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from perdure.cli.base import REF_HELP, Invocation, command, root, with_store
-from perdure.cli.parameters import limit_option, pair, since
+from perdure.cli.parameters import as_of_option, limit_option, pair, since
 from perdure.cli.refs import all_lines, existing, resolve
 from perdure.cli.text import ago, local, plural, readable, shorten, size, to_json
 from perdure.errors import UsageError
@@ -136,21 +136,24 @@ def checkpoint_json(checkpoint: Checkpoint) -> dict[str, Any]:
 @command(
     root,
     "Threads",
-    "perdure show alice-001\nperdure show alice-001 head~3\nperdure show alice-001 @12 --json | jq .state.plan",
+    "perdure show alice-001 head~3\nperdure show alice-001 @12 --json | jq .state.plan\n"
+    "perdure show alice-001 --as-of 2h",
 )
 @click.argument("thread")
 @click.argument("ref", required=False)
+@as_of_option
 @with_store
-def show(cli: Invocation, store: Store, thread: str, ref: str | None) -> None:
+def show(cli: Invocation, store: Store, thread: str, ref: str | None, as_of: datetime | None) -> None:
     """Show a checkpoint and its state; by default the newest valid one.
 
     Needs none of your classes: shows them as {"<type>": …}. Bytes, times and other values that JSON lacks become text.
-    Of a LangGraph checkpoint, shows the values, open interrupts and pending writes; --json prints all of it.
+    Of a LangGraph checkpoint, shows the values, the nodes that run next, interrupts and pending writes; --json prints
+    all of it.
     """
     from perdure.cli.graphs import show_lines
     from perdure.views import describe, is_checkpoint
 
-    handle = existing(store, thread)
+    handle = existing(store, thread) if as_of is None else store.at(as_of).thread(thread)
     # An older checkpoint never stands in for one that the user named.
     checkpoint = handle.load(ref and resolve(handle, ref), raw=True, strict=ref is not None)
     if checkpoint.skipped:

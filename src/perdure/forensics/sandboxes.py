@@ -22,7 +22,7 @@ from weakref import WeakSet
 
 from perdure.errors import NotFound, UsageError
 from perdure.memory.labels import path_of
-from perdure.memory.search import search_alike
+from perdure.memory.scopes import search_alike
 from perdure.storage.program import WRITE_EVENT, Driver, Program, drive, write_repair
 from perdure.transfers.memory import copy_memory
 from perdure.transfers.runs import copy_run, family_head
@@ -55,6 +55,7 @@ def sandbox(snapshot: Snapshot) -> Iterator[Sandbox]:
     live = snapshot._context
     with snapshot._live._open(":memory:", tenant=live.tenant_name) as store:
         store._context.codec, store._context.refuses_effects = live.codec, True
+        store._context.objects, store._context.values_of = live.objects, live
         search_alike(store._context, live)
         _drivers.add(store._context.driver.capabilities.base)
         _install()

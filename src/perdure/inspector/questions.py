@@ -22,7 +22,7 @@ def card(view: PageView, question: Question) -> dict[str, Any]:
         command = view.command("run resolve", question.run, step, done="<result as JSON>")
     else:
         command = view.command("answer", question.run, question.path, "<answer>")
-    return values.pick(question, "run path kind reason effect key approvers quorum asked_at deadline") | {
+    return values.pick(question, "run path kind reason effect key approvers quorum asked_at deadline thread") | {
         "step": step,
         "text": f"Did {question.effect} happen?" if question.kind == "doubt" and question.effect else question.text,
         "arguments": view.value(question.arguments),

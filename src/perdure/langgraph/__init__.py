@@ -10,6 +10,7 @@ It needs the extra `langgraph`.
 
 from __future__ import annotations
 
+from perdure.adapters import register_agents
 from perdure.errors import ExtraMissing
 
 try:
@@ -18,9 +19,12 @@ except ModuleNotFoundError as error:
     raise ExtraMissing("perdure.langgraph", "langgraph") from error
 
 from perdure.langgraph import nodes as _nodes  # noqa: F401 - lets steps and effects find the graph they run in
+from perdure.langgraph import workers as _workers  # noqa: F401 - lets workers resume graphs
 from perdure.langgraph.members import advance, as_agent
 from perdure.langgraph.saver import PerdureSaver
 from perdure.langgraph.saver_import import MigrationReport, import_langgraph
 from perdure.langgraph.store import PerdureStore
 
-__all__ = ["MigrationReport", "PerdureSaver", "PerdureStore", "advance", "as_agent", "import_langgraph"]
+__all__ = ["MigrationReport", "PerdureSaver", "PerdureStore", "advance", "import_langgraph"]
+
+register_agents("langgraph", as_agent)

@@ -9,9 +9,9 @@ import orjson
 from langchain_core.runnables import RunnableConfig
 from langgraph.checkpoint.base import WRITES_IDX_MAP, CheckpointTuple, DeltaChannelHistory, PendingWrite
 from langgraph.checkpoint.serde.base import SerializerProtocol
-from langgraph.checkpoint.serde.types import ERROR
+from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
 
-from perdure.adapters import Codec, LineCheckpoint, Write
+from perdure.adapters import ANSWERED, Codec, LineCheckpoint, Write
 from perdure.errors import Damaged, Unstorable
 from perdure.langgraph.checkpoints import from_state, from_text, metadata_of, name_channel
 from perdure.langgraph.configs import Address, address_of, stored_config
@@ -36,7 +36,23 @@ def tuple_of(entry: LineCheckpoint, serde: SerializerProtocol, codec: Codec, sta
 
 
 def pending(writes: Sequence[Write], serde: SerializerProtocol, codec: Codec) -> list[PendingWrite]:
-    return [(write.task, write.key, value_from_text(write.text, serde, codec)) for write in writes]
+    return [
+        (write.task, write.key, value_from_text(write.text, serde, codec)) for write in writes if write.key != ANSWERED
+    ]
+
+
+def kept_answers(writes: Sequence[Write], serde: SerializerProtocol, codec: Codec) -> dict[str, int]:
+    """Return the tasks with an answer that the store was given and that they have not taken yet.
+
+    Each is returned with the number of all its answers.
+    """
+    kept: dict[str, int] = {}
+    for task in {write.task for write in writes if write.key == ANSWERED}:
+        of_task = {write.key: value_from_text(write.text, serde, codec) for write in writes if write.task == task}
+        asked = {question.id for question in of_task.get(INTERRUPT, ())}
+        if any(one["id"] in asked for one in of_task[ANSWERED]):
+            kept[task] = len(of_task.get(RESUME, ()))
+    return kept
 
 
 def writes_from(

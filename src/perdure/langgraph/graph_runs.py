@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 
@@ -30,6 +31,7 @@ class GraphRun:
     refused: PerdureError | None = None  # why one of its checkpoints was not stored
     refused_inside: PerdureError | None = None  # why a checkpoint of a subgraph was not stored
     is_answer_used: bool = False  # a question has received the value that the graph was resumed with
+    kept: Mapping[str, int] = field(default_factory=dict)  # tasks with an answer given to the store, in all this many
 
     def refuse(self, error: PerdureError) -> None:
         """Record that a checkpoint of this run was not stored, here and in the runs of the graphs around it.
@@ -58,19 +60,24 @@ class Requested:
     def current(self) -> GraphRun:
         return self._run.get() or GraphRun()
 
-    def read(self, thread: str, namespace: str, asked: str | None, stored: str | None) -> None:
-        """Record that a run begins with the checkpoint `stored`, read by the id `asked` or, if None, as the newest."""
+    def read(
+        self, thread: str, namespace: str, asked: str | None, stored: str | None, kept: Mapping[str, int] | None = None
+    ) -> None:
+        """Record that a run begins with the checkpoint `stored`, read by the id `asked` or, if None, as the newest.
+
+        `kept`: its tasks that have been given an answer by the store, with the number of all answers they have.
+        """
         before = self.current()
         key = (thread, namespace, stored or asked or "")
-        kept = {known: was_there for known, was_there in before.asked.items() if known != key}
+        asked_for = {known: was_there for known, was_there in before.asked.items() if known != key}
         if asked is not None:
-            kept = dict([*list(kept.items())[1 - _ASKED_MAX :], (key, stored is not None)])
+            asked_for = dict([*list(asked_for.items())[1 - _ASKED_MAX :], (key, stored is not None)])
         outer: GraphRun | None = before
         while outer is not None and not (
             namespace and (not outer.namespace or namespace.startswith(f"{outer.namespace}|"))
         ):
             outer = outer.outer
-        self._run.set(GraphRun(namespace, kept, outer))
+        self._run.set(GraphRun(namespace, asked_for, outer, kept=kept or {}))
 
     def allowed(self, thread: str, namespace: str) -> tuple[str, ...]:
         """Return the checkpoints of a namespace that this context may continue from even if they are not the newest."""

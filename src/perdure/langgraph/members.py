@@ -51,7 +51,10 @@ def _advance(graph: Any, thread: str, about: str, checkpoint: str | None, messag
         graph.invoke(None, config)
     ended = graph.get_state(config)
     if ended.next:
-        raise RuntimeError("the graph was interrupted and waits for a person: a team's graph has to run to its end")
+        raise UsageError(
+            f"the graph of member {thread!r} interrupts, and a turn cannot wait for its answer: ask with perdure.ask() "
+            "in a handler of your own, and give the answer to perdure.langgraph.advance()"
+        )
     return ended.values, ended.config["configurable"]["checkpoint_id"]
 
 

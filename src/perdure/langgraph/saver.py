@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -19,17 +21,18 @@ from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
 
 from perdure import Store
 from perdure.adapters import Call, Codec, Flow, Line, LineCheckpoint, Lines, Tasks, Write
-from perdure.errors import NotFound, PerdureError, ThreadDeleted, UsageError
+from perdure.errors import AnswerRefused, NotFound, PerdureError, ThreadDeleted, UsageError
 from perdure.langgraph import types as _types  # noqa: F401 - lets LangGraph's own classes be kept
 from perdure.langgraph.checkpoints import encode_checkpoint
 from perdure.langgraph.configs import DURABILITY, Address, address_of, metadata_for, note_of, stored_config, tags_of
-from perdure.langgraph.convert import DeltaWalk, tuple_of, writes_from
+from perdure.langgraph.convert import DeltaWalk, kept_answers, tuple_of, writes_from
 from perdure.langgraph.graph_runs import Checkpointed, Requested
 from perdure.langgraph.inflight import InFlight, Taking, UnderWay
 from perdure.langgraph.listing import CheckpointListing
 from perdure.langgraph.native import NativeSaver, check_many, check_pruned
 from perdure.langgraph.opening import IN_MEMORY, OpensStore
 from perdure.langgraph.serde import PerdureSerde
+from perdure.langgraph.undoing import end_of, newest_of
 
 _UNFINISHED = (ERROR, INTERRUPT)
 _NO_TASK = "00000000-0000-0000-0000-000000000000"  # the task whose write is the value of Command(resume=…)
@@ -120,7 +123,7 @@ class PerdureSaver(OpensStore, NativeSaver):
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Store the writes of a task on a checkpoint."""
-        address = self._written(config, writes)
+        address = self._written(config, writes, task_id)
         with self._in_flight.doing(("writes", *address)) as operation:
             packed = writes_from(self._unused(writes, task_id), task_id, task_path, self.serde)
             ending = self._tasks.ending(address.thread, task_id, is_over=_is_over(writes))
@@ -171,6 +174,30 @@ class PerdureSaver(OpensStore, NativeSaver):
         while (id_ := walk.next_id()) is not None:
             walk.take(line.load(id_))
         return walk.result()
+
+    def undo(self, config: RunnableConfig, *, who: str | None = None) -> int:
+        """Undo the effects of a thread's nodes, newest first, and end the thread's run. Return how many are undone.
+
+        It can be called again: each effect is undone once. Nothing runs next in the thread then, and
+        `graph.invoke(None, config)` changes nothing. A new input starts again from the values that the thread has.
+        `who` is recorded in `ops.actions()`. Raises InDoubt or RunStuck if a person must act first, and LeaseLost while
+        another process runs the thread.
+        """
+        thread = address_of(config).thread
+        undone = self._tasks.undo(thread, who)
+        saved = contextvars.copy_context().run(self.get_tuple, newest_of(thread))
+        if saved is not None and (ended := end_of(saved)) is not None:
+            self.put(saved.config, *ended)
+        return undone
+
+    async def aundo(self, config: RunnableConfig, *, who: str | None = None) -> int:
+        """`undo`, awaited."""
+        thread = address_of(config).thread
+        undone = await self._tasks.aundo(thread, who)
+        saved = await asyncio.create_task(self.aget_tuple(newest_of(thread)))  # in a context of its own
+        if saved is not None and (ended := end_of(saved)) is not None:
+            await self.aput(saved.config, *ended)
+        return undone
 
     # --- the same, awaited
 
@@ -228,7 +255,7 @@ class PerdureSaver(OpensStore, NativeSaver):
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """`put_writes`, awaited."""
-        address = self._written(config, writes)
+        address = self._written(config, writes, task_id)
         with self._in_flight.doing(("writes", *address)) as operation:
             left = self._unused(writes, task_id)
             packed = writes_from(left, task_id, task_path, self.serde)
@@ -285,12 +312,13 @@ class PerdureSaver(OpensStore, NativeSaver):
 
     def _begin_with(self, address: Address, checkpoint: LineCheckpoint | None) -> CheckpointTuple | None:
         """Record that a run begins with this checkpoint, and return it as LangGraph's tuple."""
-        self._requested.read(
-            address.thread, address.namespace, address.id, checkpoint.id if checkpoint is not None else None
-        )
-        if checkpoint is not None:
-            self._in_flight.note_stored(("put", address.thread, address.namespace, checkpoint.id))
-        return None if checkpoint is None else tuple_of(checkpoint, self.serde, self._codec)
+        if checkpoint is None:
+            self._requested.read(*address, None)
+            return None
+        kept = kept_answers(checkpoint.writes, self.serde, self._codec)
+        self._requested.read(*address, checkpoint.id, kept)
+        self._in_flight.note_stored(("put", address.thread, address.namespace, checkpoint.id))
+        return tuple_of(checkpoint, self.serde, self._codec)
 
     def _put(
         self,
@@ -339,18 +367,41 @@ class PerdureSaver(OpensStore, NativeSaver):
             line.store(held)
         return True
 
-    def _written(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]]) -> Address:
+    def _written(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str) -> Address:
         """Return the address of the checkpoint that a task's writes belong to.
 
         Raises if the task interrupts after a checkpoint of a graph inside it was refused: no answer could resume it.
+        Raises too if the task took an answer of `Command(resume=…)` besides the one that the store was given.
         """
         address = address_of(config)
         if address.id is None:
             raise UsageError("put_writes needs the checkpoint_id that the writes belong to")
+        self._check_answered_once(address.thread, writes, task_id)
         refused = self._requested.current().refused_inside
         if refused is not None and any(channel == INTERRUPT for channel, _ in writes):
             raise refused
         return address
+
+    def _check_answered_once(self, thread: str, writes: Sequence[tuple[str, Any]], task_id: str) -> None:
+        """Raise AnswerRefused if a graph with an answer given to the store was resumed with another one.
+
+        The task has taken the first of the two, so the second would go to its next question.
+        """
+        run = self._requested.current()
+        if not run.kept:
+            return
+        if not isinstance(run.refused, AnswerRefused):
+            answers = [value for channel, value in writes if channel == RESUME and value is not None]
+            if not answers or (task_id != _NO_TASK and len(answers[-1]) <= run.kept.get(task_id, len(answers[-1]))):
+                return
+            run.refuse(
+                AnswerRefused(
+                    f"a question of thread {thread!r} is answered already (perdure answer), and the graph was resumed "
+                    "with another answer: nothing was stored; resume it with None: graph.invoke(None, config)"
+                )
+            )
+        assert run.refused is not None
+        raise run.refused
 
     def _unused(self, writes: Sequence[tuple[str, Any]], task_id: str) -> Sequence[tuple[str, Any]]:
         """Return the writes without the resume answer if a question has used it before it was stored."""
@@ -384,6 +435,9 @@ class PerdureSaver(OpensStore, NativeSaver):
 
         Updates by hand and forks are allowed. Nodes that run on a refused checkpoint get the same error.
         """
+        run = self._requested.current()
+        if run.kept and isinstance(run.refused, AnswerRefused):
+            raise run.refused
         if parent.id is None:
             return
         error: PerdureError | None = None

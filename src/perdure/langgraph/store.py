@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import reduce
 from typing import Any
 
 from langgraph.store.base import (
@@ -27,7 +26,17 @@ from langgraph.store.base import (
 from langgraph.store.base import Item as StoreItem
 
 from perdure import Store
-from perdure.adapters import FILTER_OPERATORS, Flow, Item, ItemChange, Items, Labels
+from perdure.adapters import (
+    Condition,
+    Filter,
+    Flow,
+    Item,
+    ItemChange,
+    Items,
+    Labels,
+    checked_filter,
+    field_condition,
+)
 from perdure.errors import UsageError
 from perdure.langgraph.opening import IN_MEMORY
 from perdure.langgraph.store_batches import MergedBatches
@@ -40,8 +49,6 @@ _SCORES: dict[str, Callable[[float], float]] = {
     "inner_product": lambda cosine: cosine,
     "l2": lambda cosine: -math.sqrt(max(0.0, 2 - 2 * round(cosine, 4))),
 }
-_MISSING = object()
-_Matcher = Callable[[Any], bool]
 
 
 class PerdureStore(SweepsItems, BaseStore):
@@ -96,7 +103,8 @@ class PerdureStore(SweepsItems, BaseStore):
     # --- flows
 
     def _batch(self, ops: Sequence[Op]) -> Flow[list[Result]]:
-        changes = [self._change(op) for op in ops if isinstance(op, PutOp)]
+        newest = {(tuple(op.namespace), op.key): op for op in ops if isinstance(op, PutOp)}
+        changes = [self._change(op) for op in newest.values()]
         gets = [op for op in ops if isinstance(op, GetOp)]
         got = iter((yield from self._items.get((op.namespace, op.key) for op in gets)))
         results: list[Result] = []
@@ -118,7 +126,7 @@ class PerdureStore(SweepsItems, BaseStore):
         return results
 
     def _search(self, op: SearchOp) -> Flow[list[Item]]:
-        matches = _matcher(op.filter) if op.filter else None
+        matches = checked_filter(_filter(op.filter)) if op.filter else None
         return self._items.find(
             op.namespace_prefix, op.query or None, matches=matches, limit=op.limit, offset=op.offset
         )
@@ -134,8 +142,6 @@ class PerdureStore(SweepsItems, BaseStore):
     def _change(self, op: PutOp) -> ItemChange:
         if op.value is None:
             return ItemChange(op.namespace, op.key, None)
-        if op.ttl is not None and not op.ttl > 0:
-            raise UsageError(f"put(ttl={op.ttl!r}): a number of minutes above 0, or None")
         ttl_s = None if op.ttl is None else op.ttl * 60
         return ItemChange(op.namespace, op.key, dict(op.value), self._texts(op), ttl_s)
 
@@ -173,6 +179,8 @@ def _check(op: Op) -> None:
             raise InvalidNamespaceError("Namespace cannot be empty.")
         if not isinstance(op.value, Mapping):
             raise UsageError(f"the value of an item is a mapping, not {op.value!r:.100}")
+        if op.ttl is not None and not op.ttl > 0:
+            raise UsageError(f"put(ttl={op.ttl!r}): a number of minutes above 0, or None")
     elif isinstance(op, ListNamespacesOp):
         for condition in op.match_conditions or ():
             if condition.match_type not in ("prefix", "suffix"):
@@ -213,38 +221,16 @@ def _fits(labels: Labels, condition: MatchCondition) -> bool:
 # --- filters
 
 
-def _matcher(condition: Any) -> _Matcher:
+def _filter(condition: Any, names: tuple[Any, ...] = ()) -> Filter:
     """Return a test for a filter: a value, or a mapping of operators, or a mapping of fields to filters."""
     if not isinstance(condition, Mapping):
-        return FILTER_OPERATORS["eq"](condition)
-    operators = [name for name in condition if isinstance(name, str) and name.startswith("$")]
-    if operators:
-        return _all([_operator(name, operand) for name, operand in condition.items()])
-    return _all([_of_field(name, _matcher(inner)) for name, inner in condition.items()])
+        return Filter("and", (field_condition(names, "eq", condition),))
+    if any(isinstance(name, str) and name.startswith("$") for name in condition):
+        return Filter("and", tuple(_operator(names, name, operand) for name, operand in condition.items()))
+    return Filter("and", tuple(_filter(inner, (*names, name)) for name, inner in condition.items()))
 
 
-def _operator(name: str, operand: Any) -> _Matcher:
+def _operator(names: tuple[Any, ...], name: str, operand: Any) -> Condition:
     if name not in ("$eq", "$ne", "$gt", "$gte", "$lt", "$lte"):
         raise UsageError(f"Unsupported operator: {name!r}. A filter knows $eq, $ne, $gt, $gte, $lt, $lte")
-    return FILTER_OPERATORS[name[1:]](operand)
-
-
-def _of_field(name: Any, matches: _Matcher) -> _Matcher:
-    """Return a test of one field. If no field has this name, "author.name" means the field `name` within `author`."""
-    path = name.split(".") if isinstance(name, str) else []
-
-    def of_field(value: Any) -> bool:
-        content = _field(value, name)
-        if content is _MISSING and len(path) > 1:
-            content = reduce(_field, path, value)
-        return matches(content)
-
-    return of_field
-
-
-def _field(value: Any, name: Any) -> Any:
-    return value.get(name, _MISSING) if isinstance(value, Mapping) else _MISSING
-
-
-def _all(tests: Sequence[_Matcher]) -> _Matcher:
-    return lambda value: all(test(value) for test in tests)
+    return field_condition(names, name[1:], operand)

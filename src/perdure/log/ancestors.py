@@ -64,6 +64,15 @@ _RECORDS = Sql(
 )
 
 
+_BEFORE = _walk(
+    _BY_PARENT,
+    "l.id >= :cut",
+    f"{COLUMNS} FROM record r WHERE {_OF_TREE} (SELECT min(l.id) FROM line l)",
+    opens=RECORD_ENCRYPTED,
+    tolerant=True,
+)
+
+
 def skip_length(step: int) -> int:
     """Return how many steps the `skip` of the record at a step goes back, or 0 if it has none."""
     if step % _NEAR == 0 and step:
@@ -77,6 +86,15 @@ def find_ancestor(tenant: int, tree: int, record: int, step: int) -> Program[Rec
     [rows] = yield Batch(_BY_SKIPS(**key))
     if not rows:  # a repair may have removed a record that a skip names
         [rows] = yield Batch(_BY_PARENTS(**key))
+    row = one_row(rows)
+    return record_of(row) if row is not None else None
+
+
+def find_before(tenant: int, tree: int, record: int, cut: int) -> Program[Record | None]:
+    """Return the newest record of the line that ends in `record` with an id below `cut`.
+
+    If there is none, return the oldest one that is left of the line, which may be a tombstone."""
+    [rows] = yield Batch(_BEFORE(tenant=tenant, tree=tree, id=record, cut=cut))
     row = one_row(rows)
     return record_of(row) if row is not None else None
 

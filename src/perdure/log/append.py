@@ -76,6 +76,9 @@ _POSTGRES_RECORD = f"{_INSERT_RECORD} SELECT {_POSTGRES_VALUES}, b.id FROM b"
 _INSERT_BODY = "INSERT INTO body (tenant, salt, diff, full_text)"
 _BODY_POSTGRES = f"{_INSERT_BODY} SELECT :tenant::bigint, :salt::bytea, :diff::bytea, :full_text::bytea"
 _SET_HEAD = "UPDATE thread SET head = :id, head_hash = :hash, updated_at = :at"
+# A question that was attached to this id before it was saved stays. Only the row itself is read, so that on PostgreSQL
+# this sees what a transaction has committed that it waited for.
+_ASKED = "asked_at = CASE WHEN asked_id >= :label THEN asked_at END"
 _INSERT_LABEL = "INSERT INTO label (tenant, thread, space, id, record, run)"
 _LABEL_POSTGRES = ":tenant::bigint, :thread::bigint, 0, :label::bytea, r.id, :run::bytea"
 # The inserts of a body, its record and its label.
@@ -90,14 +93,15 @@ _IF_CHANGED = [f"{into} SELECT {values} WHERE changes() = 1{conflict}" for into,
 _OF_THREAD = "WHERE tenant = :tenant AND thread = :thread"
 
 
-def _to_head(*, labelled: bool, returning: bool, same_minute: bool) -> Sql:
+def _to_head(*, labelled: bool, returning: bool, same_minute: bool, guard: str = "") -> Sql:
     """Return SQL that inserts a record and moves the head to it, or changes nothing.
 
     It applies if the head is the expected parent and the thread is in the generation of the difference. A program needs
     `returning`; a driver's `append` counts changed rows instead. `same_minute` leaves `active` out: setting it even to
     the same value would make SQLite write a page of its index at every save."""
-    move = f"{_SET_HEAD}{'' if same_minute else ', active = :active'} {_OF_THREAD}"
-    move += " AND head = :parent AND generation = :generation" + (f" AND {IS_OURS}" if labelled else "")
+    asked = _ASKED if labelled else "asked_at = NULL"
+    move = f"{_SET_HEAD}, {asked}{'' if same_minute else ', active = :active'} {_OF_THREAD}"
+    move += " AND head = :parent AND generation = :generation" + (f" AND {IS_OURS}" if labelled else "") + guard
     end = " RETURNING id" if returning else ""
     rows = 3 if labelled else 2
     # A driver rolls back an append that fails, so the check may come last there.
@@ -141,7 +145,8 @@ INSERT = Sql(
     postgres=f"WITH b AS ({_BODY_POSTGRES} RETURNING id) {_POSTGRES_RECORD}",
     seals=INSERT_SEALS,
 )
-MOVE_HEAD = Sql(f"{_SET_HEAD}, active = :active {_OF_THREAD}")
+MOVE_HEAD = Sql(f"{_SET_HEAD}, {_ASKED}, active = :active {_OF_THREAD}")
+_AFTER_ALL = b"\xff" * 17  # a label behind all others
 # A salt is random and used once, so it identifies the draft of a record.
 SALT = Sql(
     """SELECT b.salt FROM record r JOIN body b ON b.tenant = r.tenant AND b.id = r.body
@@ -296,12 +301,31 @@ def head_statement(
     draft: Draft, base: Base, tenant: int, record: Record, label: Label | None = None, *, returning: bool = False
 ) -> Statement:
     """Return a statement that appends if the head is the record's parent and no base moved, else changes nothing."""
-    params = insert_params(draft, tenant, record)
-    minute = record.at // MINUTE_US
-    params["generation"], params["active"] = base.generation, minute
+    params = _head_params(draft, base, tenant, record)
     if label is not None:
         params["label"], params["run"], params["owner"] = label.id, label.run, label.turn.owner
-    return _TO_HEAD[label is not None, returning, base.record.at // MINUTE_US == minute](**params)
+    return _TO_HEAD[label is not None, returning, base.record.at // MINUTE_US == params["active"]](**params)
+
+
+def _head_params(draft: Draft, base: Base, tenant: int, record: Record) -> dict[str, Any]:
+    params = insert_params(draft, tenant, record)
+    params["generation"], params["active"] = base.generation, record.at // MINUTE_US
+    return params
+
+
+class GuardedHead:
+    """The statement that appends at the head if a condition of the caller's holds too. It returns the record's id."""
+
+    def __init__(self, guard: str) -> None:
+        self._sql = {
+            same: _to_head(labelled=False, returning=True, same_minute=same, guard=f" AND {guard}")
+            for same in (False, True)
+        }
+
+    def __call__(self, draft: Draft, base: Base, tenant: int, record: Record, **params: Any) -> Statement:
+        """Return the statement. `params` are those of the condition."""
+        params |= _head_params(draft, base, tenant, record)
+        return self._sql[base.record.at // MINUTE_US == params["active"]](**params)
 
 
 def append_to_head(draft: Draft, base: Base, tenant: int, record: Record, label: Label | None = None) -> Program[bool]:
@@ -372,6 +396,7 @@ def append(draft: Draft, place: Place, record: int, at: int, label: Label | None
         statements += [put_label(label, slot, record), *turn]
     if on_head and (slot is None or slot.space == MAIN):
         moved = {"id": record, "hash": sealed.hash, "at": at, "active": at // MINUTE_US}
+        moved["label"] = _AFTER_ALL if label is None else label.id
         statements.append(MOVE_HEAD(**moved, tenant=tenant, thread=thread.thread))
     elif on_head and slot is not None:
         statements += move_space_head(slot, record, at)

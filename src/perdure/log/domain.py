@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from perdure.log.removals import noticing_removals
 from perdure.log.tables import TABLES
 from perdure.storage.domains import Domain
 
-DOMAIN = Domain("threads", TABLES)
+DOMAIN = Domain("threads", TABLES, (noticing_removals("thread"),))

@@ -29,6 +29,7 @@ from perdure.values.compress import compress_against, decompress_bounded, zstd
 from perdure.values.dictionary import compress_alone, decompress_alone
 from perdure.values.limits import SIZE_MAX
 
+QUESTIONS = "__interrupt__"  # the key of the questions that a task stops for (`task_questions.py`)
 LARGE_BYTES = 4096  # values of at least this size are compressed against the text of their record
 _PLAIN, _ALONE, _AGAINST, _COPY = range(4)  # the first byte of a stored value: its encoding
 _COPY_WITHIN_BYTES = 16 * 1024  # search only the end of a record's text, which holds the newest input
@@ -68,6 +69,7 @@ def _insert(conflict: str) -> Sql:
 
 _KEEP_FIRST = _insert("DO NOTHING")
 _TAKE_LAST = _insert(_REPLACE)
+_ASKED = Sql("UPDATE thread SET asked_at = :at, asked_id = :id WHERE tenant = :tenant AND thread = :thread")
 _GENERATION = Sql("SELECT generation FROM thread WHERE tenant = :tenant AND thread = :thread")
 _THIS = "tenant = :tenant AND thread = :thread AND space = :space"
 _OPENS = {6: WRITE_VALUE.at("space", 0, 1, 2, 3, 4, 5)}
@@ -148,6 +150,7 @@ def put_writes(
     """Store writes and run the statements `beside` them, in one transaction. Safe to repeat."""
     if number is not None and space == "":
         statements = write_statements(tenant, number, id_, writes, against)
+        statements += note_asked(tenant, number, id_, writes, at)
         *_, there = yield Batch(*statements, *beside, _GENERATION(tenant=tenant, thread=number), last=True)
         return Stored(number if there else None, _has_moved(there, against))
     thread = yield from try_thread(tenant, name, number, lock=True)
@@ -158,26 +161,28 @@ def put_writes(
     if _has_moved([(thread.generation,)], against):
         return Stored(thread.thread, moved=True)
     place, _ = yield from ensure_space(tenant, thread.thread, space)
-    yield Batch(*_statements(tenant, thread.thread, place, id_, writes, against), *beside, last=True)
+    statements = write_statements(tenant, thread.thread, id_, writes, against, place)
+    asked = note_asked(tenant, thread.thread, id_, writes, at) if place == MAIN else ()
+    yield Batch(*statements, *asked, *beside, last=True)
     return Stored(thread.thread)
 
 
-def write_statements(
-    tenant: int, thread: int, id_: bytes, writes: Iterable[Write], against: Against | None
-) -> list[Statement]:
-    """Return the statements that store writes on a record of a thread's own line.
-
-    Each changes one row, or none if the write was stored before, the thread is gone, or its generation has changed."""
-    return _statements(tenant, thread, MAIN, id_, writes, against)
+def note_asked(tenant: int, thread: int, id_: bytes, writes: Iterable[Write], at: int) -> list[Statement]:
+    """Return the statement that marks a thread as asking if one of the writes is a question."""
+    is_asking = any(write.key == QUESTIONS for write in writes)
+    return [_ASKED(tenant=tenant, thread=thread, at=at, id=id_)] if is_asking else []
 
 
 def _has_moved(rows: Rows, against: Against | None) -> bool:
     return bool(rows) and against is not None and rows[0][0] != against.generation
 
 
-def _statements(
-    tenant: int, thread: int, space: int, id_: bytes, writes: Iterable[Write], against: Against | None
+def write_statements(
+    tenant: int, thread: int, id_: bytes, writes: Iterable[Write], against: Against | None, space: int = MAIN
 ) -> list[Statement]:
+    """Return the statements that store writes on a record of a line, by default of the thread's own.
+
+    Each changes one row, or none if the write was stored before, the thread is gone, or its generation has changed."""
     statements: list[Statement] = []
     for write in writes:
         base, value = _pack(write, against)

@@ -24,6 +24,9 @@ THREAD = Table(
         Column("retention", "text", null=True),
         Column("owner", "text", null=True),  # the process that runs the thread's effects, or ran them last
         Column("autosave", "text", null=True),  # JSON: what adaptive autosave has measured (threads/failures.py)
+        # When a task has attached a question, and to which id (`task_questions.py`). NULL: the newest id has none.
+        Column("asked_at", "int", null=True),
+        Column("asked_id", "bytes", null=True),
     ),
     ("thread",),
     (
@@ -31,6 +34,7 @@ THREAD = Table(
         Index("thread_active", "tenant, active"),
         Index("thread_tree", "tenant, tree"),
         Index("thread_source", "tenant, source", where="source IS NOT NULL"),
+        Index("thread_asked", "tenant, asked_at, thread", where="asked_at IS NOT NULL"),
     ),
     owner="thread",
     unversioned=("owner", "autosave"),
@@ -178,7 +182,38 @@ ERASED = Table(
     ("thread", "record"),
     versioned=False,
 )
-TABLES = (THREAD, TAG, RECORD, BODY, SPACE, LABEL, WRITE, PIN, ARCHIVED, ERASED)
+# Until when something was there that was deleted since: the store cannot show an earlier instant (`removals.py`).
+REMOVAL = Table(
+    "removal",
+    (Column("kind", "text"), Column("until_at", "int")),  # kind: thread, run, memory_item
+    ("kind", "until_at"),
+    few_rows=True,
+)
+# Large values of states, each stored once per tenant as an object of another place (threads/externals.py). A value that
+# nothing refers to is retired: a save that needs it again adds another row and object.
+EXTERNAL = Table(
+    "external",
+    (
+        Column("name", "text"),  # of the object; never used again
+        Column("hash", "bytes"),
+        Column("bytes", "int"),
+        Column("at", "int"),  # when a save wanted it last
+        Column("is_written", "int"),  # 1: a save that refers to it was committed
+        Column("gone_at", "int", null=True),  # when it was retired
+    ),
+    ("name",),
+    (Index("external_hash", "tenant, hash", unique=True, where="gone_at IS NULL"),),
+    versioned=False,
+)
+# Which values a tree's records refer to: some of those from `first` to `last`.
+EXTERNAL_USE = Table(
+    "external_use",
+    (Column("tree", "int"), Column("hash", "bytes"), Column("first", "int"), Column("last", "int")),
+    ("tree", "hash"),
+    (Index("external_use_hash", "tenant, hash"),),
+    versioned=False,
+)
+TABLES = (THREAD, TAG, RECORD, BODY, SPACE, LABEL, WRITE, PIN, ARCHIVED, ERASED, REMOVAL, EXTERNAL, EXTERNAL_USE)
 
 # The encrypted columns, for statements that read or write them.
 SALT, DIFF, FULL_TEXT = BODY.encrypted("salt"), BODY.encrypted("diff"), BODY.encrypted("full_text")

@@ -13,10 +13,11 @@ from functools import partial
 from typing import Any
 
 from perdure.log import erase
+from perdure.memory import stored_indexes
 from perdure.memory.labels import above, below, labels_of, subject_of
 from perdure.memory.maintenance import removal, remove
 from perdure.memory.rows import SEQUENCE_BITS
-from perdure.memory.search import searcher_of
+from perdure.memory.scopes import searcher_of
 from perdure.storage.program import Batch, Flow, Program, Sql, read, write
 from perdure.storage.versions import forget, installed
 from perdure.threads.actions import forget_actions
@@ -81,6 +82,7 @@ def _erase(
             ids |= page
         for scope in ("", *above(each)):  # every scope whose index holds its items
             searcher.scopes.forget(tenant, scope)
+    yield from stored_indexes.drop(tenant, [space for space, _ in spaces])
     yield from forget_actions(tenant, [subject_of(each) for _, each in spaces])
     copies = [*_OTHERS, *(yield from remains(ctx, tenant, full))]
     if (yield from read(partial(erase.marked, tenant))) is not None:

@@ -19,7 +19,8 @@ from perdure.memory.policies import SECONDS_MAX, check_number
 from perdure.memory.reading import ItemReader
 from perdure.memory.rows import FORGOTTEN, Content, ItemQuery, ItemRow, NewVersion
 from perdure.memory.schemas import check_schema, is_old, steps_from
-from perdure.memory.search import Matches, searcher_of
+from perdure.memory.scopes import searcher_of
+from perdure.memory.search import Matches
 from perdure.storage.events import event
 from perdure.storage.program import Flow, Program, Progress, aside, read, write
 from perdure.threads.checks import check_limit, check_name

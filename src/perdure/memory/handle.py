@@ -18,7 +18,8 @@ from perdure.memory.offers import MemoryOffers
 from perdure.memory.policies import KEEP, MemoryPolicy
 from perdure.memory.reading import ItemReader
 from perdure.memory.rows import DELETED, ItemQuery, ItemRow, NewVersion
-from perdure.memory.search import ranked, search, searcher_of
+from perdure.memory.scopes import searcher_of
+from perdure.memory.search import ranked, search
 from perdure.memory.sharing import Consistency, Reading
 from perdure.storage.program import Flow, Progress
 from perdure.storage.twins import awaited, blocking

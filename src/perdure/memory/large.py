@@ -7,15 +7,18 @@ outside of the proposal can have a higher score; until then a larger proposal is
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from perdure.storage.program import Flow
 
 if TYPE_CHECKING:  # needs numpy
-    from perdure.memory.segments import Hit
+    from numpy.typing import NDArray
+
+    from perdure.memory.ranking import Hit
 
 LARGE_ITEMS = 50_000
 PROPOSED = 256  # the size of the first proposal, by words and by meaning
+SAMPLE = 512  # items that show what the vectors of a scope have in common, and how much their cosines differ
 
 
 class Near(NamedTuple):
@@ -56,26 +59,22 @@ class SearchIndex(Protocol):
 
 
 class Proposal(NamedTuple):
-    """The items that an index proposes for a query."""
+    """The items that an index proposes for a query. `noise` are the cosines of a sample of the scope's items."""
 
     asked: NearestQuery
     near: Sequence[Near]
+    noise: NDArray[Any]
 
     def score_of_the_rest(self, best: Sequence[Hit], relevant: bool, floor: float | None) -> float | None:
         """Return the highest score that an item outside of the proposal and of the best by words can have.
 
         Return None if there is no such item.
         """
-        from perdure.memory.segments import WORDS_FLOOR, WORDS_SHARE
+        from perdure.memory.ranking import WORDS_FLOOR, score_at
 
-        words, meaning, near = 0.0, 0.0, self.near
-        more_words, more_meaning = len(best) >= self.asked.limit, len(near) >= self.asked.limit
-        if more_words:
-            words = best[-1].words / best[0].words
-            more_words = not relevant or words >= WORDS_FLOOR
-        if more_meaning:
-            meaning = max(0.0, near[-1].cosine) / (max(0.0, near[0].cosine) or 1)
-            more_meaning = not relevant or (floor is not None and near[-1].cosine >= floor)
+        words, near, limit = best[-1].words if best else 0.0, self.near, self.asked.limit
+        more_words = len(best) >= limit and not (relevant and words < WORDS_FLOOR * best[0].words)
+        more_meaning = len(near) >= limit and not (relevant and (floor is None or near[-1].cosine < floor))
         if not more_words and not more_meaning:
             return None
-        return WORDS_SHARE * words + (1 - WORDS_SHARE) * meaning
+        return score_at(words if len(best) >= limit else 0, near[-1].cosine if len(near) >= limit else None, self.noise)

@@ -9,13 +9,13 @@ from functools import partial
 from typing import Any
 
 from perdure.errors import Unavailable, UsageError
-from perdure.memory import policies, rows, words
+from perdure.memory import policies, rows, stored_indexes, words
 from perdure.memory.flows import write_versions
 from perdure.memory.labels import below
 from perdure.memory.models import indexed
 from perdure.memory.policies import MemoryPolicy
 from perdure.memory.rows import EXPIRED, IN_SCOPE, LIVE, OF_ITEM, ItemRow, NewVersion
-from perdure.memory.search import searcher_of
+from perdure.memory.scopes import searcher_of
 from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, fetch, read, write
 from perdure.threads.context import StoreContext
 
@@ -152,6 +152,7 @@ def sweep(ctx: StoreContext, tenant: int) -> Flow[int]:
     removed = 0
     for space, path in spaces:
         removed += yield from write(partial(_drop_old, tenant, space, path, ctx.clock_us()))
+    yield from stored_indexes.drop(tenant)
     return removed
 
 

@@ -101,15 +101,25 @@ def item_of(row: ItemRow, codec: Codec, *, raw: bool = False) -> Item:
     """
     said: dict[str, Any] = {"value": None}
     if row.gone is None:
-        said = row.content()._asdict()
+        content = row.content()
+        said = content._asdict()
         try:
-            said["value"] = decode(said["value"], codec, raw=raw)
-            if said["schema"] is not None and not raw:
-                said["schema"], said["value"] = migrated(said["schema"], said["value"])
+            said["schema"], said["value"] = _read(content, codec, raw)
         except Exception as error:  # also those of migrations: the note says which item it was
             error.add_note(f"while reading the item {unescaped(row.key)!r} of memory {'/'.join(labels_of(row.path))}")
             raise
     return _item(row, said)
+
+
+def value_of(row: ItemRow, codec: Codec, *, raw: bool = False) -> Any:
+    """Return the value of a row, as `item_of` does."""
+    return _read(row.content(), codec, raw)[1]
+
+
+def _read(content: Content, codec: Codec, raw: bool) -> tuple[str | None, Any]:
+    """Return the schema and the value of a content, both migrated unless `raw`."""
+    value = decode(content.value, codec, raw=raw)
+    return (content.schema, value) if content.schema is None or raw else migrated(content.schema, value)
 
 
 def encoded_content(body: bytes, codec: Codec) -> dict[str, Any]:

@@ -6,12 +6,14 @@ A single item that is read by its key raises instead (`models.item_of`). A damag
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from typing import Any, TypeVar
 
 from perdure.errors import UnknownType
-from perdure.memory.models import Item, item_of
+from perdure.memory.filters import UNREAD, Condition, Filter
+from perdure.memory.models import Item, item_of, value_of
 from perdure.memory.rows import ItemRow
+from perdure.memory.schemas import migrations
 from perdure.storage.events import event
 from perdure.storage.program import Flow
 from perdure.values.registry import Codec
@@ -25,6 +27,8 @@ class ItemReader:
 
     def __init__(self, codec: Codec, *, raw: bool = False, matches: Callable[[Any], bool] | None = None) -> None:
         self._codec, self._raw, self._matches = codec, raw, matches
+        self.filter = matches if isinstance(matches, Filter) else None
+        self.conditions = () if self.filter is None else tuple(self.filter.conditions())
         self._items: dict[int, Item] = {}
         self._unreadable: dict[int, str] = {}  # by the number of the version: its schema, or the name of a type
         self._reported = 0
@@ -40,6 +44,17 @@ class ItemReader:
             return False
         self._items[row.id] = item
         return True
+
+    def column(self, condition: Condition) -> Hashable:
+        """Return the key of the column of the field that a condition tests, as this reader reads values."""
+        return condition.names, self._raw, migrations()
+
+    def value(self, row: ItemRow) -> Any:
+        """Return the value of an item, or UNREAD."""
+        try:
+            return value_of(row, self._codec, raw=self._raw)
+        except Exception:  # if the item is a hit, reading it raises
+            return UNREAD
 
     def items(self, rows: Iterable[ItemRow]) -> list[Item]:
         """Return the items of the rows that can be read and match. Warn of those that cannot be read."""

@@ -32,6 +32,11 @@ def migration(name: str, old: int, new: int) -> Callable[[F], F]:
     return add
 
 
+def migrations() -> int:
+    """Return the number of migrations of this process: values that were read before may differ from those read now."""
+    return sum(map(len, _steps.values()))
+
+
 def check_schema(schema: object) -> str:
     if not isinstance(schema, str) or not _SCHEMA.fullmatch(schema):
         raise UsageError(f'schema={schema!r}: a name and a version, such as "profile:2"')

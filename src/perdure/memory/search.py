@@ -1,55 +1,42 @@
-"""Search: refreshes the index of a scope in the read transaction, ranks its items, and fetches them in order.
+"""Search: ranks the items of a scope by its index, and fetches them in order.
 
-Every search calls `search`: those of the handle, of an agent's memory and of adapters. The index is a cache of
-one process. The row of an item decides whether it is there, holds and matches.
+Every search calls `search`: those of the handle, of an agent's memory and of adapters. The index of `scopes.py` is a
+cache of one process. The row of an item decides whether it is there, holds and matches.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from perdure.log.cache import TenantCache
-from perdure.memory import rows
-from perdure.memory.embed import Embedding
-from perdure.memory.large import LARGE_ITEMS, PROPOSED, NearestQuery, Proposal, SearchIndex
+from perdure.memory import rows, stored_indexes
+from perdure.memory.large import LARGE_ITEMS, PROPOSED, SAMPLE, NearestQuery, Proposal
 from perdure.memory.models import Item
 from perdure.memory.reading import ItemReader
-from perdure.memory.rows import KNOWN_THEN, LIVE, OF_ITEM, SEQUENCE_BITS, WANTED, ItemQuery, ItemRow
-from perdure.memory.tables import ITEM_VECTOR, ITEM_WORDS
-from perdure.storage.per_driver import PerDriver
-from perdure.storage.program import Batch, Driver, Flow, Program, Rows, Sql, Statement, read
+from perdure.memory.rows import OF_ITEM, SEQUENCE_BITS, WANTED, ItemQuery, ItemRow
+from perdure.memory.scopes import KeptScope, ScopeIndexes, Searcher, pages_of, searcher_of
+from perdure.memory.tables import ITEM_VECTOR
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, read
 from perdure.threads.context import StoreContext
 
 if TYPE_CHECKING:  # needs numpy
-    from perdure.memory.segments import Hit, IndexScope
+    from numpy.typing import NDArray
+
+    from perdure.memory.ranking import Hit, Ranking
+    from perdure.memory.segments import IndexScope
 
 Matches = Callable[[ItemRow], bool]
 Found = list[tuple[ItemRow, "Hit"]]
-_SCOPES_BYTES = 256 << 20
 _FETCH = 16  # items in one statement
 _PAGE_MAX = 1024
+_DECODED_MAX = 256  # the largest page whose items are decoded for a filter; for more of them columns are made
 _SPACES = Sql(
     """SELECT space, last, generation, path, items FROM memory_space
     WHERE tenant = :tenant AND path >= :path AND path < :below ORDER BY space"""
 )
-
-
-def _index_rows(which: str) -> Sql:
-    """Return the statement that reads the index rows of a namespace in a range of numbers."""
-    return Sql(
-        f"""SELECT i.id, i.key, i.gone, i.words,
-            (SELECT v.vec FROM memory_vector v WHERE v.tenant = i.tenant AND v.id = i.id AND v.model = :model)
-        FROM memory_item i WHERE {{no_index}}i.tenant = :tenant AND i.id > :after AND i.id <= :until AND {which}
-        ORDER BY i.id""",
-        opens={3: ITEM_WORDS.at(0), 4: ITEM_VECTOR.at(0)},
-    )
-
-
-_LIVE, _CHANGED, _KNOWN_THEN = map(_index_rows, (LIVE, "1 = 1", KNOWN_THEN))
 _FETCH_VECTORS = 128
 _IDS, _MANY_IDS = (", ".join(f":id{n}" for n in range(count)) for count in (_FETCH, _FETCH_VECTORS))
 _RANKED = rows.when(
@@ -62,50 +49,6 @@ _VECTORS = Sql(
 )
 
 
-class KeptScope(NamedTuple):
-    """The index of a scope, and for each namespace the newest number and the generation that it covers."""
-
-    spaces: dict[int, tuple[int, int]]
-    scope: IndexScope
-    weight_bytes: int = 0
-    is_steady: bool = False  # nothing was written between the last two searches
-
-
-class Searcher:
-    """What a process keeps for the memory of one database: embedder, search index, hooks, indexes of scopes."""
-
-    def __init__(self, driver: Driver) -> None:
-        self.embedding: Embedding | None = None
-        self.index: SearchIndex | None = None  # for scopes that are too large for the process
-        self.summarizers: dict[tuple[str, str], Any] = {}  # `summarize` hooks, by tenant and path
-        self.scopes: TenantCache[tuple[int, str, str, int], KeptScope] = TenantCache(_SCOPES_BYTES)
-
-    @property
-    def model(self) -> str:
-        return self.embedding.id if self.embedding is not None else ""
-
-    @property
-    def dimension(self) -> int:
-        return (self.embedding.dimension or 0) if self.embedding is not None else 0
-
-    @property
-    def floor(self) -> float | None:
-        return self.embedding.floor if self.embedding is not None else None
-
-
-_searchers = PerDriver(Searcher)
-
-
-def searcher_of(ctx: StoreContext) -> Searcher:
-    """Return the searcher of this process for a store's database."""
-    return _searchers.of(ctx.driver)
-
-
-def search_alike(view: StoreContext, ctx: StoreContext) -> None:
-    """Let a snapshot or a sandbox rank items as its store does."""
-    searcher_of(view).embedding = searcher_of(ctx).embedding
-
-
 def search(
     ctx: StoreContext,
     scope: ItemQuery,
@@ -113,12 +56,13 @@ def search(
     start: int,
     end: int | None,
     relevant: bool,
-    matches: Matches | None,
+    matches: Matches,
     by_meaning: bool = False,
 ) -> Flow[Found]:
-    """Return the best items of a scope with their hits, from rank `start` up to `end`.
+    """Return the best items of a scope that match with their hits, from rank `start` up to `end`.
 
-    With `by_meaning`, items are ranked by their cosine alone, and those without a vector are left out.
+    If `matches` is an `ItemReader`, its filter is applied before items are ranked. With `by_meaning`, items are ranked
+    by their cosine alone, and those without a vector are left out.
     """
     import perdure.memory.segments  # noqa: F401 - raises ExtraMissing before the embedder is called
 
@@ -129,160 +73,190 @@ def search(
     if searcher.embedding is not None:
         [vector] = (yield from searcher.embedding.embed([query], queries=True)).vectors
     by_meaning = by_meaning and vector is not None  # if the embedder fails, words decide
-    kept = None if scope.then else searcher.scopes.get((tenant, scope.path, searcher.model, searcher.dimension))
+    asked = _Search(tenant, searcher, scope, query, vector, end, relevant, matches, by_meaning)
+    indexes = asked.indexes()
+    kept = indexes.kept(then=scope.then)
     if kept is not None and kept.is_steady and end is not None and end <= _PAGE_MAX:
-        ranking = kept.scope.rank(query, vector)
-        ranking = ranking.by_meaning() if by_meaning else ranking
-        ranking = ranking.relevant(searcher.floor) if relevant else ranking
+        ranking = asked.among(asked.ranking(kept.scope), kept.scope)
         best = list(islice(ranking, size := max(_FETCH, end)))
-        hits = yield from read(partial(_search_kept, tenant, scope, kept, best, matches, end))
+        hits = yield from read(partial(asked.kept, kept, best, end))
         if hits is not None and (len(hits) >= end or len(best) < size):
             return hits[start:end]
-    once = partial(_search, tenant, searcher, scope, query, vector, relevant, matches, end, by_meaning=by_meaning)
     index = searcher.index if vector is not None and not (scope.then or by_meaning) else None
-    hits = yield from read(partial(once, None if index is None else LARGE_ITEMS))
-    count = PROPOSED
-    while hits is None and index is not None:
-        asked = NearestQuery(tenant, scope.path, searcher.model, vector or b"", count)
-        near = yield from index.nearest(asked)
-        hits = yield from read(partial(once, proposal=Proposal(asked, near)))
-        count *= 4
+    if index is None and indexes.kept(then=False) is None:
+        yield from stored_indexes.load(tenant, searcher, indexes)
+    hits = yield from read(partial(asked.run, None if index is None else LARGE_ITEMS))
+    if index is None:
+        yield from stored_indexes.store(tenant, searcher, indexes)
+    if hits is None and index is not None:
+        nearest = NearestQuery(tenant, scope.path, searcher.model, vector or b"", PROPOSED)
+        target, noise = yield from read(partial(asked.sample, nearest))
+        while hits is None:
+            near = yield from index.nearest(nearest := nearest._replace(vector=target))
+            hits = yield from read(partial(asked.run, proposal=Proposal(nearest, near, noise)))
+            nearest = nearest._replace(limit=4 * nearest.limit)
     return (hits or [])[start:end]
 
 
-def _search_kept(
-    tenant: int, scope: ItemQuery, kept: KeptScope, best: Sequence[Hit], matches: Matches | None, end: int
-) -> Program[Found | None]:
-    """Return those of `best` that are there and match, in one exchange with the database.
+def unranked(
+    ctx: StoreContext, scope: ItemQuery, ranked: Collection[int], reader: ItemReader, start: int, end: int
+) -> Flow[list[ItemRow] | None]:
+    """Return the items of a scope that match a filter and were not ranked, the newest first.
 
-    Return None if the scope was written to since the kept index was built.
+    Return None if the index cannot tell: it has no columns for the filter, or the scope was written to.
     """
-    spaces, *answers = yield Batch(
-        _SPACES(**scope.params(tenant)), *_fetches(tenant, scope, [hit.id for hit in best]), last=True
-    )
-    if kept.spaces != {space: (last, generation) for space, last, generation, _, _ in spaces}:
+    tenant, searcher = (yield from ctx.tenant()), searcher_of(ctx)
+    asked = _Search(tenant or 0, searcher, scope, "", None, end, False, reader, True)
+    kept = asked.indexes().kept(then=scope.then)
+    if kept is None or not reader.conditions or asked.lacks_columns(kept.scope):
         return None
-    return _there(best, answers, {space: path for space, _, _, path, _ in spaces}, matches, end)
+    ids = kept.scope.newest_matching(scope.kind, reader, ranked)
+    return (yield from read(partial(asked.listed, kept, ids, start, end)))
 
 
-def _search(
-    tenant: int,
-    searcher: Searcher,
-    selection: ItemQuery,
-    query: str,
-    vector: bytes | None,
-    relevant: bool,
-    matches: Matches | None,
-    end: int | None,
-    most: int | None = None,
-    proposal: Proposal | None = None,
-    by_meaning: bool = False,
-) -> Program[Found | None]:
-    """Return the best items of a scope.
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """One search, and the programs that answer it."""
 
-    Return None if the scope has more items than `most`, or if an item that was not proposed could be among the hits.
-    """
-    [spaces] = yield Batch(_SPACES(**selection.params(tenant)))
-    if most is not None and sum(items for *_, items in spaces) > most:
-        return None
-    paths = {space: path for space, _, _, path, _ in spaces}
-    newest = {space: (last, generation) for space, last, generation, _, _ in spaces}
-    kind = (searcher.model, searcher.dimension) if proposal is None else ("", 0)
-    scope = yield from _scope(tenant, searcher, selection, newest, *kind)
-    ranking, bound = scope.rank(query, vector if proposal is None else None), None
-    if proposal is not None:
-        best = list(islice(ranking, proposal.asked.limit))
-        cosines = yield from _cosines(proposal, best, paths)
-        ranking, bound = ranking.with_meaning(cosines), proposal.score_of_the_rest(best, relevant, searcher.floor)
-    if by_meaning:
-        ranking = ranking.by_meaning()
-    if relevant:
-        ranking = ranking.relevant(searcher.floor)
-    ranked: Found = []
-    hits, size = iter(ranking), _FETCH
-    while (end is None or len(ranked) < end) and (page := list(islice(hits, size))):
-        if bound is not None and page[-1].score <= bound:
-            hits, page = iter(()), [hit for hit in page if hit.score > bound]
-        answers = yield Batch(*_fetches(tenant, selection, [hit.id for hit in page]))
-        ranked += _there(page, answers, paths, matches, None if end is None else end - len(ranked))
-        size = min(4 * size, _PAGE_MAX)
-    return None if bound is not None and (end is None or len(ranked) < end) else ranked
+    tenant: int
+    searcher: Searcher
+    scope: ItemQuery
+    query: str
+    vector: bytes | None
+    end: int | None
+    relevant: bool
+    matches: Matches
+    by_meaning: bool
+
+    def indexes(self, *, vectors: bool = True) -> ScopeIndexes:
+        model = (self.searcher.model, self.searcher.dimension) if vectors else ("", 0)
+        return ScopeIndexes(self.tenant, self.searcher, self.scope, *model)
+
+    def ranking(self, scope: IndexScope) -> Ranking:
+        return self._relevant(scope.rank(self.query, self.vector, by_meaning=self.by_meaning))
+
+    def _relevant(self, ranking: Ranking) -> Ranking:
+        return ranking.relevant(self.searcher.floor) if self.relevant else ranking
+
+    @property
+    def _reader(self) -> ItemReader | None:
+        """The reader whose filter needs columns."""
+        reader = self.matches
+        return reader if isinstance(reader, ItemReader) and reader.conditions else None
+
+    def lacks_columns(self, scope: IndexScope) -> bool:
+        reader = self._reader
+        return reader is not None and bool(scope.without_columns(map(reader.column, reader.conditions)))
+
+    def among(self, ranking: Ranking, scope: IndexScope) -> Ranking:
+        """Return the hits that can be of the kind and match the filter, as far as there are columns for it."""
+        reader = None if self.lacks_columns(scope) else self._reader
+        if reader is None and not self.scope.kind:
+            return ranking
+        return ranking.among(scope.matching(self.scope.kind, reader))
+
+    def kept(self, kept: KeptScope, best: Sequence[Hit], end: int) -> Program[Found | None]:
+        """Return those of `best` that are there and match, in one exchange with the database.
+
+        Return None if the scope was written to since the kept index was built.
+        """
+        spaces, *answers = yield Batch(
+            _SPACES(**self.scope.params(self.tenant)), *self._fetches([hit.id for hit in best]), last=True
+        )
+        if kept.spaces != {space: (last, generation) for space, last, generation, _, _ in spaces}:
+            return None
+        return self._there(best, answers, {space: path for space, _, _, path, _ in spaces}, end)
+
+    def run(self, most: int | None = None, proposal: Proposal | None = None) -> Program[Found | None]:
+        """Return the best items of a scope.
+
+        Return None if the scope has more items than `most`, or if an item that was not proposed could be among the
+        hits.
+        """
+        [spaces] = yield Batch(_SPACES(**self.scope.params(self.tenant)))
+        if most is not None and sum(items for *_, items in spaces) > most:
+            return None
+        paths = {space: path for space, _, _, path, _ in spaces}
+        indexes = self.indexes(vectors=proposal is None)
+        kept = yield from indexes.refreshed({space: (last, generation) for space, last, generation, _, _ in spaces})
+        bound = None
+        if proposal is None:
+            ranking = self.ranking(kept.scope)
+        else:
+            by_words = kept.scope.rank(self.query)
+            best = list(islice(by_words, proposal.asked.limit))
+            cosines = yield from _cosines(proposal, best, paths)
+            ranking = self._relevant(by_words.with_meaning(cosines, proposal.noise))
+            bound = proposal.score_of_the_rest(best, self.relevant, self.searcher.floor)
+        ranked: Found = []
+        hits, size = iter(self.among(ranking, kept.scope)), _FETCH
+        while (self.end is None or len(ranked) < self.end) and (page := list(islice(hits, size))):
+            if bound is not None and page[-1].score <= bound:
+                hits, page = iter(()), [hit for hit in page if hit.score > bound]
+            answers = yield Batch(*self._fetches([hit.id for hit in page]))
+            ranked += self._there(page, answers, paths, None if self.end is None else self.end - len(ranked))
+            size = min(4 * size, _PAGE_MAX)
+            if size > _DECODED_MAX and (reader := self._reader) is not None and self.lacks_columns(kept.scope):
+                yield from indexes.add_columns(kept, reader)
+                ranked, hits = [], iter(self.among(ranking, kept.scope))
+        return None if bound is not None and (self.end is None or len(ranked) < self.end) else ranked
+
+    def listed(self, kept: KeptScope, ids: Sequence[int], start: int, end: int) -> Program[list[ItemRow] | None]:
+        """Return those of the items that are there and match, from place `start` up to `end`.
+
+        Return None if the scope was written to since the kept index was built.
+        """
+        [spaces] = yield Batch(_SPACES(**self.scope.params(self.tenant)))
+        if kept.spaces != {space: (last, generation) for space, last, generation, _, _ in spaces}:
+            return None
+        paths = {space: path for space, _, _, path, _ in spaces}
+        items: list[ItemRow] = []
+        for at in range(0, len(ids), _PAGE_MAX):
+            answers = yield Batch(*self._fetches(ids[at : at + _PAGE_MAX]))
+            rows_of = self._rows(answers, paths)
+            items += [rows_of[id] for id in ids[at : at + _PAGE_MAX] if id in rows_of and self.matches(rows_of[id])]
+            if len(items) >= end:
+                break
+        return items[start:end]
+
+    def sample(self, asked: NearestQuery) -> Program[tuple[bytes, NDArray[Any]]]:
+        """Return what is specific in a query's vector within the scope, and its cosines with a sample of the items."""
+        from perdure.memory.segments import specific_to
+
+        [spaces] = yield Batch(_SPACES(**self.scope.params(self.tenant)))
+        newest = {space: (last, generation) for space, last, generation, _, _ in spaces}
+        kept = yield from self.indexes(vectors=False).refreshed(newest)
+        return specific_to(asked.vector, (yield from _vectors(asked, kept.scope.sample(SAMPLE))))
+
+    def _fetches(self, ids: Sequence[int]) -> list[Statement]:
+        params = self.scope.params(self.tenant)
+        return [_RANKED[self.scope.then](**params, **page) for page in pages_of(ids, _FETCH)]
+
+    def _there(self, hits: Sequence[Hit], answers: Sequence[Rows], paths: dict[int, str], most: int | None) -> Found:
+        """Return the first hits, at most `most`, whose items are there and match. Matching decodes an item."""
+        fetched = self._rows(answers, paths)
+        there = ((fetched[hit.id], hit) for hit in hits if hit.id in fetched)
+        return list(islice(((row, hit) for row, hit in there if self.matches(row)), most))
+
+    def _rows(self, answers: Sequence[Rows], paths: dict[int, str]) -> dict[int, ItemRow]:
+        return {row[0]: rows.item_row(row, paths[row[0] >> SEQUENCE_BITS]) for answer in answers for row in answer}
+
+
+def _vectors(asked: NearestQuery, ids: Sequence[int]) -> Program[Rows]:
+    pages = pages_of(ids, _FETCH_VECTORS)
+    answers = yield Batch(*(_VECTORS(tenant=asked.tenant, model=asked.model, **page) for page in pages))
+    return [row for answer in answers for row in answer]
 
 
 def _cosines(proposal: Proposal, best: Sequence[Hit], paths: dict[int, str]) -> Program[dict[int, float | None]]:
     """Return the cosines of the proposed items and of the best by words, with None for those without a vector."""
     from perdure.memory.segments import cosines
 
-    asked = proposal.asked
     cosine_of = {one.id: one.cosine for one in proposal.near if one.id >> SEQUENCE_BITS in paths}
     others: dict[int, float | None] = {hit.id: None for hit in best if hit.id not in cosine_of}
     if others:
-        pages = _pages([*others], _FETCH_VECTORS)
-        answers = yield Batch(*(_VECTORS(tenant=asked.tenant, model=asked.model, **page) for page in pages))
-        others |= cosines(asked.vector, [row for answer in answers for row in answer])
+        others |= cosines(proposal.asked.vector, (yield from _vectors(proposal.asked, [*others])))
     return {**cosine_of, **others}
-
-
-def _pages(ids: Sequence[int], size: int = _FETCH) -> list[dict[str, int]]:
-    parts = [ids[start : start + size] for start in range(0, len(ids), size)]
-    return [{f"id{n}": part[n] if n < len(part) else -1 for n in range(size)} for part in parts]
-
-
-def _fetches(tenant: int, scope: ItemQuery, ids: Sequence[int]) -> list[Statement]:
-    params = scope.params(tenant)
-    return [_RANKED[scope.then](**params, **page) for page in _pages(ids)]
-
-
-def _there(
-    hits: Sequence[Hit], answers: Sequence[Rows], paths: dict[int, str], matches: Matches | None, most: int | None
-) -> Found:
-    """Return the first hits, at most `most`, whose items are there and match. Matching decodes an item."""
-    fetched = {row[0]: rows.item_row(row, paths[row[0] >> SEQUENCE_BITS]) for answer in answers for row in answer}
-    there = ((fetched[hit.id], hit) for hit in hits if hit.id in fetched)
-    return list(islice(((row, hit) for row, hit in there if matches is None or matches(row)), most))
-
-
-def _scope(
-    tenant: int,
-    searcher: Searcher,
-    query: ItemQuery,
-    newest: dict[int, tuple[int, int]],
-    model: str,
-    dimension: int,
-) -> Program[IndexScope]:
-    """Return the index of a scope: the kept one, refreshed with what was written since.
-
-    For a time in the past the index is read anew and not kept.
-    """
-    from perdure.memory.segments import IndexRow, IndexScope
-
-    params = query.params(tenant)
-    key = (tenant, query.path, model, dimension)
-    kept = None if query.then else searcher.scopes.get(key)
-    if kept is None or not all(_follows(newest.get(space), mark) for space, mark in kept.spaces.items()):
-        kept = KeptScope({}, IndexScope(dimension))
-    reads = []
-    for space, (last, _) in newest.items():
-        after, first = kept.spaces.get(space, (0, 0))[0], space << SEQUENCE_BITS
-        if after < last:
-            sql = _KNOWN_THEN if query.then else _CHANGED if space in kept.spaces else _LIVE
-            reads.append(sql(model=model, after=first | after, until=first | last, **params))
-    scope = kept.scope
-    if reads:
-        fetched = [row for answer in (yield Batch(*reads)) for row in answer]
-        scope = scope.refresh(
-            IndexRow(id, (id >> SEQUENCE_BITS, key), (words or b"") if gone is None else None, vec)
-            for id, key, gone, words, vec in sorted(fetched, key=lambda row: row[0])
-        )
-    is_steady = kept.spaces == newest
-    if not (query.then or (is_steady and kept.is_steady)):
-        searcher.scopes.put(key, KeptScope(newest, scope, scope.size_bytes, is_steady))
-    return scope
-
-
-def _follows(newest: tuple[int, int] | None, mark: tuple[int, int]) -> bool:
-    """Return whether a namespace only had versions added since `mark`."""
-    return newest is not None and newest[0] >= mark[0] and newest[1] == mark[1]
 
 
 def ranked(flow: Flow[Found], reader: ItemReader, explain: bool = False) -> Flow[list[Item]]:
@@ -290,6 +264,6 @@ def ranked(flow: Flow[Found], reader: ItemReader, explain: bool = False) -> Flow
     found = yield from flow
     items = []
     for item, (_, hit) in zip(reader.items(row for row, _ in found), found, strict=True):
-        parts = {"words": hit.words} | ({} if hit.cosine is None else {"cosine": hit.cosine})
+        parts = {"words": hit.words} | ({} if hit.cosine is None else {"meaning": hit.meaning, "cosine": hit.cosine})
         items.append(replace(item, score=hit.score, explain=parts if explain else None))
     return items

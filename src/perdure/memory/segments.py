@@ -1,4 +1,4 @@
-"""Ranking: the words and vectors of a scope's items as arrays in immutable segments.
+"""The words and vectors of a scope's items as arrays in immutable segments, which `ranking.py` ranks.
 
 A scope is a namespace and all below it. A refresh returns a new scope that shares the old segments, so a scope never
 changes while another thread ranks with it. There is no SQL and no clock here: the caller reads rows, and checks expiry
@@ -8,14 +8,21 @@ and validity of what it fetches.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import compress
-from typing import Any, NamedTuple
+from itertools import compress, repeat
+from typing import Any, NamedTuple, cast
+from zlib import crc32
+
+import msgspec
 
 from perdure.errors import ExtraMissing
-from perdure.memory.words import TEXT_WEIGHT, query_terms
+from perdure.memory.columns import FieldColumn
+from perdure.memory.ranking import Ranking, specific, word_scores
+from perdure.memory.reading import ItemReader
+from perdure.memory.rows import SEQUENCE_BITS
+from perdure.memory.words import query_terms
 
 try:
     import numpy
@@ -23,15 +30,11 @@ try:
 except ImportError as error:
     raise ExtraMissing("a search", "search") from error
 
-SATURATION = 1.2  # k1 of BM25: how much further occurrences of a word count
-LENGTH_WEIGHT = 0.75  # b of BM25: how much the length of a text lowers its score
-WORDS_SHARE = 0.5  # of a score; the other half is meaning
-FIRST_PAGE = 64
 MERGE_RATIO = 4
-# An item is relevant by its words if it has at least WORDS_FLOOR of the best score, and QUERY_FLOOR of the query: one
-# common word of many says nothing.
-WORDS_FLOOR = 0.5
-QUERY_FLOOR = 0.2
+_BLOCK = 2048  # vectors that are compared with a query at a time
+_FORMAT = 1  # of a dumped segment; it also changes when `words.pack` does
+_ARRAYS = ("ids", "terms", "items", "counts", "more_items", "kinds", "at", "lengths", "total")
+_NO_IDS = numpy.zeros(0, "i8")
 
 Array = NDArray[Any]
 
@@ -43,15 +46,49 @@ class IndexRow(NamedTuple):
     key: Hashable
     words: bytes | None
     vector: bytes | None = None
+    kind: str = ""
+    at: int = 0  # when it was learned
 
 
-class Hit(NamedTuple):
-    """A ranked version. `words` is its BM25 score, `cosine` is None without a vector, `score` (0 to 1) fuses both."""
+class Vectors(NamedTuple):
+    """Vectors with 16 bits per number, exact but for numbers that are far smaller than the largest of their vector."""
 
-    id: int
-    score: float
-    words: float
-    cosine: float | None
+    numbers: Array
+    scales: Array  # a power of two for each vector; NaN: there is none
+
+    @classmethod
+    def of(cls, known: Array, places: Array, count: int) -> Vectors:
+        """Return `count` vectors, of which those at `places` are known (float16)."""
+        numbers, scales = numpy.zeros((count, known.shape[1]), "i2"), numpy.full(count, numpy.nan, "f4")
+        for start in range(0, len(known), _BLOCK):
+            block, where = known[start : start + _BLOCK].astype("f4"), places[start : start + _BLOCK]
+            _, powers = numpy.frexp(numpy.abs(block).max(1, initial=0))
+            numbers[where] = numpy.rint(numpy.ldexp(block, 15 - powers[:, None]))
+            scales[where] = numpy.ldexp(numpy.float32(1), powers - 15)
+        return cls(numbers, scales)
+
+    def where(self, kept: Array) -> Vectors:
+        return Vectors(self.numbers[kept], self.scales[kept])
+
+    @classmethod
+    def concatenate(cls, parts: Iterable[Vectors]) -> Vectors:
+        return cls(*map(numpy.concatenate, zip(*parts, strict=True)))
+
+    def total(self) -> Array:
+        """Return the sum of all vectors. It is exact, and so the same in any order."""
+        total = numpy.zeros(self.numbers.shape[1])
+        for start in range(0, len(self.scales), _BLOCK):
+            scales = numpy.nan_to_num(self.scales[start : start + _BLOCK]).astype("f8")
+            total += scales @ self.numbers[start : start + _BLOCK].astype("f8")
+        return total
+
+    def products(self, target: Array) -> Array:
+        # Row by row, in one thread: a product of matrices would round a row differently in another segment.
+        products = numpy.empty(len(self.numbers), "f4")
+        for start in range(0, len(products), _BLOCK):
+            part = slice(start, start + _BLOCK)
+            numpy.vecdot(self.numbers[part].astype("f4"), target, out=products[part])
+        return products * self.scales
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +103,16 @@ class IndexSegment:
     terms: Array
     items: Array
     counts: Array
-    vectors: Array  # float32, a row per item; NaN: no vector
-    more: Array  # the further vectors of items with several, …
+    vectors: Vectors  # one per item
+    more: Vectors  # the further vectors of items with several, …
     more_items: Array  # … and their items
+    kinds: Array  # the crc32 of each item's kind
+    at: Array  # when each was learned
     lengths: Array  # the sum of an item's weighted counts
     places: dict[Hashable, int]
+    total: Array  # the sum of the first vectors of live items
     alive: Array  # whether a version is still the newest of its item
+    columns: dict[Hashable, FieldColumn] = field(default_factory=dict)  # of the fields that filters have asked for
 
     @classmethod
     def build(cls, rows: Sequence[IndexRow], dimension: int) -> IndexSegment:
@@ -81,13 +122,13 @@ class IndexSegment:
         """
         packed = [row.words or b"" for row in rows]
         sizes = numpy.fromiter((len(words) // 5 for words in packed), "i8", len(rows))
-        vectors = numpy.full((len(rows), dimension), numpy.nan, "f4")
         size = 2 * dimension
         embedded = [row.vector if size and row.vector and len(row.vector) % size == 0 else b"" for row in rows]
         known = numpy.frombuffer(b"".join(embedded), "<f2").reshape(-1, max(dimension, 1))
         owners = numpy.repeat(numpy.arange(len(rows)), [len(vector) // max(size, 1) for vector in embedded])
         is_first = numpy.diff(owners, prepend=-1) > 0
-        vectors[owners[is_first]] = known[is_first]
+        further = int((~is_first).sum())
+        vectors = Vectors.of(known[is_first], owners[is_first], len(rows))
         return cls._sorted(
             numpy.fromiter((row.id for row in rows), "i8", len(rows)),
             tuple(row.key for row in rows),
@@ -95,22 +136,25 @@ class IndexSegment:
             numpy.repeat(numpy.arange(len(rows), dtype="i4"), sizes),
             numpy.frombuffer(b"".join([words[len(words) // 5 * 4 :] for words in packed]), "u1"),
             vectors,
-            known[~is_first].astype("f4"),
+            Vectors.of(known[~is_first], numpy.arange(further), further),
             owners[~is_first],
+            numpy.fromiter((crc32(row.kind.encode()) for row in rows), "u4", len(rows)),
+            numpy.fromiter((row.at for row in rows), "i8", len(rows)),
+            vectors.total(),
         )
 
     @classmethod
     def merge(cls, parts: Sequence[IndexSegment]) -> IndexSegment:
         """Return one segment with the live versions of several."""
         postings: list[tuple[Array, Array, Array]] = []
-        further: list[tuple[Array, Array]] = []
+        further: list[tuple[Vectors, Array]] = []
         start = 0
         for part in parts:
             kept = part.alive[part.items]
             places = numpy.cumsum(part.alive, dtype="i4") - 1 + start
             postings.append((part.terms[kept], places[part.items[kept]], part.counts[kept]))
             kept = part.alive[part.more_items]
-            further.append((part.more[kept], places[part.more_items[kept]]))
+            further.append((part.more.where(kept), places[part.more_items[kept]]))
             start += part.live
         terms, items, counts = map(numpy.concatenate, zip(*postings, strict=True))
         return cls._sorted(
@@ -119,21 +163,63 @@ class IndexSegment:
             terms,
             items,
             counts,
-            numpy.concatenate([part.vectors[part.alive] for part in parts]),
-            *map(numpy.concatenate, zip(*further, strict=True)),
+            Vectors.concatenate(part.vectors.where(part.alive) for part in parts),
+            Vectors.concatenate(more for more, _ in further),
+            numpy.concatenate([owners for _, owners in further]),
+            numpy.concatenate([part.kinds[part.alive] for part in parts]),
+            numpy.concatenate([part.at[part.alive] for part in parts]),
+            numpy.sum([part.total for part in parts], 0),
+        )
+
+    def dumped(self) -> bytes:
+        """Return the segment as bytes for `loaded`. Its keys are pairs of a namespace and a key, all of one."""
+        arrays = (*self.vectors, *self.more, *(getattr(self, name) for name in _ARRAYS))
+        shapes = [(array.dtype.str, array.shape) for array in arrays]
+        keys = cast("tuple[tuple[int, str], ...]", self.keys)
+        header = msgspec.msgpack.encode((_FORMAT, shapes, [key for _, key in keys]))
+        return b"".join(
+            [len(header).to_bytes(8, "little"), header, *(array.reshape(-1).view("u1") for array in arrays)]
         )
 
     @classmethod
+    def loaded(cls, data: bytearray, space: int) -> IndexSegment | None:
+        """Return the segment of `dumped`, on the same memory, or None if another version has dumped it."""
+        start = 8 + int.from_bytes(data[:8], "little")
+        version, shapes, names = msgspec.msgpack.decode(memoryview(data)[8:start])
+        if version != _FORMAT:
+            return None
+        arrays: list[Array] = []
+        for kind, shape in shapes:
+            count = math.prod(shape)
+            arrays.append(numpy.frombuffer(data, kind, count, start).reshape(shape))
+            start += arrays[-1].nbytes
+        keys: tuple[Hashable, ...] = tuple(zip(repeat(space), names))
+        known: dict[str, Any] = dict(zip(_ARRAYS, arrays[4:], strict=True))
+        known |= {"vectors": Vectors(*arrays[:2]), "more": Vectors(*arrays[2:4])}
+        places = {key: place for place, key in enumerate(keys)}
+        return cls(keys=keys, places=places, alive=numpy.ones(len(keys), bool), **known)
+
+    @classmethod
     def _sorted(
-        cls, ids: Array, keys: tuple[Hashable, ...], terms: Array, items: Array, counts: Array, *vectors: Any
+        cls,
+        ids: Array,
+        keys: tuple[Hashable, ...],
+        terms: Array,
+        items: Array,
+        counts: Array,
+        vectors: Vectors,
+        more: Vectors,
+        more_items: Array,
+        kinds: Array,
+        at: Array,
+        total: Array,
     ) -> IndexSegment:
         lengths = numpy.bincount(items, counts, len(ids)).astype("i8")
         order = numpy.argsort(terms)
+        postings = terms[order], items[order], counts[order]
         places = {key: place for place, key in enumerate(keys)}
         alive = numpy.ones(len(ids), bool)
-        own, more, more_items = vectors
-        postings = terms[order], items[order], counts[order]
-        return cls(ids, keys, *postings, own, more, more_items, lengths, places, alive)
+        return cls(ids, keys, *postings, vectors, more, more_items, kinds, at, lengths, places, total, alive)
 
     @property
     def live(self) -> int:
@@ -141,8 +227,9 @@ class IndexSegment:
 
     @property
     def size_bytes(self) -> int:
-        arrays = (self.ids, self.lengths, self.terms, self.items, self.counts, self.vectors, self.more, self.alive)
-        return sum(array.nbytes for array in arrays) + 200 * len(self.keys)
+        arrays = (self.ids, self.lengths, self.terms, self.items, self.counts, self.kinds, self.at, self.alive)
+        size = sum(array.nbytes for array in (*arrays, *self.vectors, *self.more)) + 200 * len(self.keys)
+        return size + sum(column.weight_bytes for column in self.columns.values())
 
     def without(self, keys: Iterable[Hashable]) -> IndexSegment:
         ended = [self.places[key] for key in keys if key in self.places]
@@ -150,15 +237,31 @@ class IndexSegment:
             return self
         alive = self.alive.copy()
         alive[ended] = False
-        return replace(self, alive=alive)
+        return self.only(alive)
+
+    def only(self, kept: Array) -> IndexSegment:
+        """Return the segment with fewer live items."""
+        total = self.total - self.vectors.where(self.alive & ~kept).total()
+        return replace(self, alive=self.alive & kept, total=total)
 
     def cosines(self, target: Array) -> Array:
         """Return the cosine of each item, that of its nearest vector."""
-        # Row by row, in one thread: a product of matrices would round a row differently in another segment.
-        nearest: Array = numpy.vecdot(self.vectors, target)
-        if len(self.more):
-            numpy.maximum.at(nearest, self.more_items, numpy.vecdot(self.more, target))
+        nearest = self.vectors.products(target)
+        if len(self.more_items):
+            numpy.maximum.at(nearest, self.more_items, self.more.products(target))
         return nearest
+
+    def matching(self, kind: str, reader: ItemReader | None) -> Array:
+        """Return which items are alive, and can be of a kind and match the filter of a reader."""
+        chosen = self.alive & (self.kinds == crc32(kind.encode())) if kind else self.alive
+        if reader is None or reader.filter is None:
+            return chosen
+        columns = {test.names: self.columns[reader.column(test)] for test in reader.conditions}
+        everything = numpy.ones(len(self.ids), bool)
+        matches: Array = reader.filter.select(lambda test: columns[test.names].select(test), everything)
+        for column in columns.values():
+            matches = matches if column.unread is None else matches | column.unread
+        return chosen & matches
 
     def postings(self, terms: Sequence[int]) -> list[slice]:
         """Return the slice of postings of each term."""
@@ -195,25 +298,72 @@ class IndexScope:
         return sum(part.live for part in self.parts)
 
     @cached_property
-    def mean_length(self) -> float:
-        return sum(int(part.lengths[part.alive].sum()) for part in self.parts) / max(self.count, 1)
+    def total(self) -> tuple[Array, int]:
+        """Return the sum of the vectors of live items, and their number."""
+        known = sum(int((part.alive & ~numpy.isnan(part.vectors.scales)).sum()) for part in self.parts)
+        return numpy.sum([part.total for part in self.parts], 0), known
+
+    def sample(self, most: int) -> list[int]:
+        """Return the ids of at most so many live items, evenly spread."""
+        ids = [id for part in self.parts for id in part.ids[part.alive].tolist()]
+        return ids[:: -(-len(ids) // most)] if ids else []
 
     @property
     def size_bytes(self) -> int:
         return sum(part.size_bytes for part in self.parts)
 
-    def rank(self, query: str, vector: bytes | None = None) -> Ranking:
-        """Rank the items that share a word with the query and, with the query's vector, all that have a vector."""
+    def rank(self, query: str, vector: bytes | None = None, *, by_meaning: bool = False) -> Ranking:
+        """Rank the items that share a word with the query and, with the query's vector, all that have a vector.
+
+        With `by_meaning`, rank by the plain cosine alone, and leave out items without a vector.
+        """
         if not self.parts:
             return Ranking.fuse(*numpy.zeros((4, 0)))
         if vector is None:
             cosines = [numpy.full(len(part.ids), numpy.nan, "f4") for part in self.parts]
         else:
-            target = numpy.frombuffer(vector, "<f2").astype("f4")
+            target = numpy.frombuffer(vector if by_meaning else specific(vector, *self.total), "<f2").astype("f4")
             cosines = [part.cosines(target) for part in self.parts]
         ids = [part.ids for part in self.parts]
-        words, parts = self._words(query)
-        return Ranking.fuse(self._live(ids), self._live(words), self._live(cosines), self._live(parts))
+        words, parts = word_scores(query_terms(query), self.parts, self.count)
+        ranking = Ranking.fuse(self._live(ids), self._live(words), self._live(cosines), self._live(parts))
+        return ranking.by_meaning() if by_meaning else ranking
+
+    def as_of(self, then: int, ended: Iterable[IndexRow]) -> IndexScope:
+        """Return the scope as it was at a time in the past. `ended`: the versions that were there and ended since."""
+        parts = (part.only(part.at <= then) for part in self.parts)
+        return IndexScope(self.dimension, tuple(parts)).refresh(ended)
+
+    def with_segment(self, part: IndexSegment) -> IndexScope:
+        """Return the scope with the items of a namespace that it had none of."""
+        return IndexScope(self.dimension, (part, *self.parts))
+
+    def of_space(self, space: int) -> IndexSegment:
+        """Return one segment of the items of a namespace."""
+        parts = [part.only(part.ids >> SEQUENCE_BITS == space) for part in self.parts]
+        parts = [part for part in parts if part.alive.any()] or parts
+        return parts[0] if len(parts) == 1 and parts[0].alive.all() else IndexSegment.merge(parts)
+
+    def without_columns(self, keys: Iterable[Hashable]) -> list[IndexSegment]:
+        """Return the segments that lack one of the columns."""
+        needed = {*keys}
+        return [part for part in self.parts if not part.columns.keys() >= needed]
+
+    def matching(self, kind: str, reader: ItemReader | None) -> Array:
+        """Return the ids of the items that can be of a kind and match the filter of a reader."""
+        return numpy.concatenate([part.ids[part.matching(kind, reader)] for part in self.parts] or [_NO_IDS])
+
+    def newest_matching(self, kind: str, reader: ItemReader, without: Iterable[int]) -> list[int]:
+        """Return the ids of `matching`, the newest first, without some."""
+        chosen = [part.matching(kind, reader) for part in self.parts]
+        ids = numpy.concatenate(
+            [part.ids[places] for part, places in zip(self.parts, chosen, strict=True)] or [_NO_IDS]
+        )
+        at = numpy.concatenate([part.at[places] for part, places in zip(self.parts, chosen, strict=True)] or [_NO_IDS])
+        others = ~numpy.isin(ids, numpy.fromiter(without, "i8"))
+        ids, at = ids[others], at[others]
+        newest: list[int] = ids[numpy.lexsort((-ids, -at))].tolist()
+        return newest
 
     def _live(self, arrays: Sequence[Array]) -> Array:
         """Return the live entries of the segments' arrays as one array."""
@@ -221,102 +371,16 @@ class IndexScope:
             return arrays[0]
         return numpy.concatenate([array[part.alive] for array, part in zip(arrays, self.parts, strict=True)])
 
-    def _words(self, query: str) -> tuple[list[Array], list[Array]]:
-        """Return, per segment, the BM25 score of each item, and the part of the query's words that it has.
-
-        That part is from 0 to 1, and rare words count more.
-        """
-        terms, total = query_terms(query), 0.0
-        scores = [numpy.zeros(len(part.ids)) for part in self.parts]
-        had = [numpy.zeros(len(part.ids)) for part in self.parts]
-        places = [part.postings(terms) for part in self.parts]
-        for number in range(len(terms)):
-            chosen = [part.items[place[number]] for part, place in zip(self.parts, places, strict=True)]
-            holders = sum(int(part.alive[items].sum()) for part, items in zip(self.parts, chosen, strict=True))
-            rarity = math.log(1 + self.count / (holders or 0.5))
-            total += rarity
-            if not holders:
-                continue
-            for part, place, items, score, has in zip(self.parts, places, chosen, scores, had, strict=True):
-                has[items] += rarity
-                count = part.counts[place[number]] / TEXT_WEIGHT
-                length = part.lengths[items] / (self.mean_length or 1)
-                spread = SATURATION * (1 - LENGTH_WEIGHT + LENGTH_WEIGHT * length)
-                score[items] += (SATURATION + 1) * rarity * count / (count + spread)
-        return scores, [has / (total or 1) for has in had]
-
-
-@dataclass(frozen=True, slots=True)
-class Ranking:
-    """Ranked versions, sorted only as far as they are read. Of two with the same score the newer is first."""
-
-    ids: Array
-    scores: Array
-    words: Array
-    cosines: Array  # NaN: no vector
-    parts: Array  # the part of the query's words that each has, 0 to 1
-
-    @classmethod
-    def fuse(cls, ids: Array, words: Array, cosines: Array, parts: Array) -> Ranking:
-        """Return a ranking by words and meaning, half each and relative to the highest.
-
-        Items with neither are left out.
-        """
-        scores = words / (words.max(initial=0) or 1)
-        embedded = ~numpy.isnan(cosines)
-        if embedded.any():
-            meaning = numpy.where(embedded, numpy.maximum(cosines, 0), 0)
-            scores = WORDS_SHARE * scores + (1 - WORDS_SHARE) * meaning / (float(meaning.max()) or 1)
-        return cls(ids, scores, words, cosines, parts)._where((words > 0) | embedded)
-
-    def relevant(self, floor: float | None) -> Ranking:
-        """Return the items that are about the query: by their words, or with a cosine of at least `floor`."""
-        near = (self.parts >= QUERY_FLOOR) & (self.words >= WORDS_FLOOR * self.words.max(initial=0))
-        return self._where(near if floor is None else near | (self.cosines >= floor))
-
-    def by_meaning(self) -> Ranking:
-        """Return the items that have a vector, ranked by their cosine alone."""
-        return replace(self, scores=self.cosines)._where(~numpy.isnan(self.cosines))
-
-    def with_meaning(self, cosines: Mapping[int, float | None]) -> Ranking:
-        """Return a ranking by words and meaning of the items in `cosines`. None: an item without a vector."""
-        numbers = numpy.sort(numpy.fromiter(cosines, "i8"))
-        kept = numbers[numpy.minimum(numpy.searchsorted(numbers, self.ids), len(numbers) - 1)] == self.ids
-        without_words = numpy.setdiff1d(numbers, self.ids[kept])
-        ids = numpy.concatenate([self.ids[kept], without_words])
-        zeros = numpy.zeros(len(without_words))
-        words, parts = (numpy.concatenate([values[kept], zeros]) for values in (self.words, self.parts))
-        return Ranking.fuse(ids, words, numpy.array([cosines[id] for id in ids.tolist()], "f4"), parts)
-
-    def _where(self, kept: Array) -> Ranking:
-        if kept.all():
-            return self
-        arrays = (self.ids, self.scores, self.words, self.cosines, self.parts)
-        return Ranking(*(array[kept] for array in arrays))
-
-    def __iter__(self) -> Iterator[Hit]:
-        """Yield hits from the best on. Growing parts are sorted, so that ten hits among many cost no full sort."""
-        done, size = 0, FIRST_PAGE
-        while done < len(self.ids):
-            page = self._best(size)[done:].tolist()
-            yield from map(self._hit, page)
-            done, size = done + len(page), 4 * size
-
-    def _best(self, size: int) -> Array:
-        chosen = numpy.arange(len(self.ids))
-        if size < len(self.ids):
-            chosen = numpy.flatnonzero(self.scores >= numpy.partition(self.scores, -size)[-size])
-        return chosen[numpy.lexsort((-self.ids[chosen], -self.scores[chosen]))][:size]
-
-    def _hit(self, place: int) -> Hit:
-        cosine = float(self.cosines[place])
-        known = None if math.isnan(cosine) else cosine
-        return Hit(int(self.ids[place]), float(self.scores[place]), float(self.words[place]), known)
-
 
 def cosines(vector: bytes, stored: Iterable[tuple[int, bytes]]) -> dict[int, float]:
     """Return the cosines between a vector and stored ones by id. Vectors of another dimension are left out."""
-    same = [IndexRow(id, id, b"", other) for id, other in stored]
-    part = IndexSegment.build(same, len(vector) // 2)
+    part = IndexSegment.build([IndexRow(id, id, b"", other) for id, other in stored], len(vector) // 2)
     products = part.cosines(numpy.frombuffer(vector, "<f2").astype("f4")).tolist()
-    return {row.id: cosine for row, cosine in zip(same, products, strict=True) if not math.isnan(cosine)}
+    return {id: cosine for id, cosine in zip(part.ids.tolist(), products, strict=True) if not math.isnan(cosine)}
+
+
+def specific_to(vector: bytes, stored: Iterable[tuple[int, bytes]]) -> tuple[bytes, Array]:
+    """Return a query's vector without what it shares with a sample of vectors, and its cosines with these."""
+    scope = IndexScope(len(vector) // 2).refresh(IndexRow(id, id, b"", other) for id, other in sorted(stored))
+    target = specific(vector, *scope.total) if scope.parts else vector
+    return target, numpy.array([*cosines(target, stored).values()], "f4")

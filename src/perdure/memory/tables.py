@@ -1,4 +1,4 @@
-"""The tables of memory (`storage/domains.py`): namespaces, versions of items, and vectors of versions."""
+"""The tables of memory (`storage/domains.py`): namespaces, versions of items, their vectors, stored indexes."""
 
 from __future__ import annotations
 
@@ -70,6 +70,24 @@ MEMORY_VECTOR = Table(
     ("id",),
     layout="number",
 )
+# A part of the index of a large namespace, for processes that search it first (`stored_indexes.py`).
+MEMORY_INDEX = Table(
+    "memory_index",
+    (
+        Column("space", "int"),
+        Column("model", "text"),
+        Column("number", "int"),
+        Column("until", "int"),  # the newest number that it covers, …
+        Column("at", "int"),  # … when that was learned, …
+        Column("generation", "int"),  # … and the generation of the namespace
+        Column("digest", "bytes"),  # BLAKE3 of all parts
+        Column("body", "bytes", encrypted=("space", "model", "number"), compressed=True),
+    ),
+    ("space", "model", "number"),
+    copied=False,
+    versioned=False,
+    volatile=True,
+)
 ITEM, ITEM_WORDS = MEMORY_ITEM.encrypted("body"), MEMORY_ITEM.encrypted("words")
-ITEM_VECTOR = MEMORY_VECTOR.encrypted("vec")
-TABLES = (MEMORY_SPACE, MEMORY_ITEM, MEMORY_VECTOR)
+ITEM_VECTOR, INDEX_PART = MEMORY_VECTOR.encrypted("vec"), MEMORY_INDEX.encrypted("body")
+TABLES = (MEMORY_SPACE, MEMORY_ITEM, MEMORY_VECTOR, MEMORY_INDEX)

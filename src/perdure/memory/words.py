@@ -19,7 +19,8 @@ import apsw
 TEXT_WEIGHT = 10  # of one occurrence, in tenths
 CONTEXT_WEIGHT = 6
 COUNT_MAX = 255  # one byte
-# Context helps a short text that cannot be understood alone ("Yes, I did!"). It would drown a long one.
+# Context helps a short text that cannot be understood alone ("Yes, I did!"). It would drown a long one, and the
+# beginning of a long context seldom says what the text is about.
 CHARACTERS_WITH_CONTEXT = 400
 _STOP = """
 a about above after again all also am an and any are aren as at be because been before being below between both but by
@@ -40,7 +41,9 @@ Tokenizer = Callable[[bytes], list[str]]
 
 def index_text(text: str, context: str | None = None) -> tuple[str, str]:
     """Return the text, and as much of its context as is indexed with it."""
-    return text, (context or "")[: max(0, CHARACTERS_WITH_CONTEXT - len(text))]
+    if context is None or len(context) > CHARACTERS_WITH_CONTEXT:
+        return text, ""
+    return text, context[: max(0, CHARACTERS_WITH_CONTEXT - len(text))]
 
 
 def embedded_text(text: str, context: str | None = None) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import inspect
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from agents import (
@@ -32,7 +32,7 @@ from agents.tool_context import ToolContext
 from pydantic import BaseModel, TypeAdapter
 
 import perdure
-from perdure.adapters import agent_call, in_run, is_journaled, journaled, tool_call
+from perdure.adapters import agent_call, in_run, is_journaled, journaled, register_agents, remembering, tool_call
 from perdure.errors import UsageError
 
 Options = dict[str, Any]
@@ -74,6 +74,20 @@ def durable(agent: Agent[Any], *, model: Options | None = None, effects: Mapping
     world, with options of `@perdure.effect`: `effects={"pay": {"timeout_s": 30}}`.
     """
     return _Copies(model or {}, effects or {}).agent(agent)
+
+
+def _as_agent(agent: Agent[Any]) -> Callable[[Any, Any], Awaitable[Any]]:
+    """Return an agent as the handler of a team's member. Its final output is the answer."""
+    copy = durable(agent)
+
+    async def ask(message: str, history: Any) -> tuple[Any, Any]:
+        result = await run(copy, [*(history or []), {"role": "user", "content": message}])
+        return _storable(result.final_output), _storable(result.to_input_list())
+
+    return remembering(ask)
+
+
+register_agents("agents", _as_agent)
 
 
 class _Copies:

@@ -14,9 +14,9 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 from perdure.errors import UsageError
-from perdure.log.cache import BaseCache
+from perdure.log.cache import BaseCache, TenantCache
 from perdure.memory.handle import Memory
-from perdure.memory.search import searcher_of
+from perdure.memory.scopes import INDEX_BYTES, searcher_of
 from perdure.ops.operations import Operations
 from perdure.runs.engine.runtime import close_runtime, runtime_of
 from perdure.runs.execution.execution import LEASE_US
@@ -57,9 +57,11 @@ def open_store(
     create: bool = True,
     read_only: bool = False,
     cache_bytes: int = CACHE_BYTES,
+    memory_cache_bytes: int = INDEX_BYTES,
     lease_s: float = LEASE_US / 1e6,
     warn_bytes: int = WARN_BYTES,
     keys: KeyProvider | bytes | Sequence[bytes] | Mapping[str, Any] | Literal["env"] | None = None,
+    objects: str | os.PathLike[str] | None = None,
     embedder: Any = None,
     search_index: SearchIndex | None = None,
     **options: Any,
@@ -73,10 +75,11 @@ def open_store(
     refuses every write (ReadOnlyStore). `lease_s` is how long a run stays with a
     process that stopped renewing its lease. A state larger than `warn_bytes` logs a warning with the path of its
     largest value. `keys` (a `KeyFile`, `StaticKeys`, 32 bytes, or "env" for the file that PERDURE_KEYS names) encrypts
-    what is stored; data that is not encrypted is then refused. `embedder` makes memory searchable by meaning: "local",
-    "SERVICE:MODEL", a function from texts to vectors, an object with `embed_documents` and `embed_query`, or a model of
-    sentence-transformers. With None, items are found by their words. With
-    `search_index` (`perdure.memory.qdrant.QdrantIndex`), namespaces of more than 50,000 items are searched there. Other
+    what is stored; data that is not encrypted is then refused. `objects`, a folder or `s3://bucket/folder`, is where
+    values of `perdure.External` are. `embedder` makes memory searchable by meaning: "local", "SERVICE:MODEL", a
+    function from texts to vectors, an object with `embed_documents` and `embed_query`, or a model of
+    sentence-transformers. With None, items are found by their words. With `search_index`
+    (`perdure.memory.qdrant.QdrantIndex`), namespaces of more than 50,000 items are searched there. Other
     options are passed to the driver.
     """
     check_name(tenant, "tenant")
@@ -89,6 +92,11 @@ def open_store(
     if wrapped is not None:
         driver = wrapped(driver)
     context = StoreContext(driver, Codec(trust=trust), BaseCache(cache_bytes), tenant, warn_bytes=warn_bytes)
+    if objects is not None:
+        from perdure.storage.object_folder import objects_at
+
+        context.objects = objects_at(objects)
+    searcher_of(context).scopes = TenantCache(memory_cache_bytes)
     if (cache := driver.capabilities.keys) is not None:  # texts in memory are dropped with the key that opened them
         cache.listen(context.cache)
         cache.listen(context.threads)
@@ -103,6 +111,7 @@ def open_store(
                 "search_index= has vectors in the clear, and this store is encrypted: leave one of them out"
             )
         searcher_of(context).index = search_index
+    searcher_of(context).stores_indexes = not read_only
     runtime_of(context).lease_us = int(lease_s * 1e6)
     if not read_only:
         settle_quietly(driver)
@@ -220,6 +229,7 @@ class Store(Handle, AsyncClosing):
     )
     get_snapshot = of_part(SnapshotStore, SnapshotStore.get_snapshot)
     aget_snapshot = of_part(SnapshotStore, SnapshotStore.aget_snapshot)
+    at, aat = of_part(SnapshotStore, SnapshotStore.at), of_part(SnapshotStore, SnapshotStore.aat)
     restore, arestore = of_part(SnapshotStore, SnapshotStore.restore), of_part(SnapshotStore, SnapshotStore.arestore)
 
     def team(self, name: str) -> Team:

@@ -6,6 +6,7 @@ deletes the runs that belong to it. The functions import their modules late, bec
 
 from __future__ import annotations
 
+from perdure.log.removals import noticing_removals
 from perdure.runs.journal.rows import OPEN, TASK
 from perdure.runs.tables import COUNTS, DUE_RUNS, TABLES
 from perdure.storage.domains import Domain
@@ -39,7 +40,7 @@ def _thread_deleted(tenant: int, thread: int) -> Flow[int]:
 DOMAIN = Domain(
     "runs",
     TABLES,
-    (DUE_RUNS, COUNTS),
+    (DUE_RUNS, COUNTS, noticing_removals("run")),
     held_threads=_held_threads,
     busy_threads=busy_threads,
     thread_prefix="run:",

@@ -12,10 +12,10 @@ from perdure.runs.calls import saving
 from perdure.runs.calls.asks import AnswerReceipt
 from perdure.runs.calls.decorators import durable_call
 from perdure.runs.calls.timeouts import check_seconds
-from perdure.runs.engine import flows, reading, searching
+from perdure.runs.engine import flows, reading, searching, thread_answers
 from perdure.runs.engine.claims import Hold, holding
 from perdure.runs.engine.local import RunExecution
-from perdure.runs.engine.models import Question, Step, question_of
+from perdure.runs.engine.models import Question, Step, question_of, step_name
 from perdure.runs.engine.runtime import runtime_of
 from perdure.runs.engine.searching import Counts, Dimension, RunConditions
 from perdure.runs.functions.specs import DurableSpec
@@ -157,10 +157,18 @@ class RunStore(Handle):
 
     @blocking
     def questions(self, run: str | Run | None = None, *, all: bool = False, limit: int = 1000) -> Flow[list[Question]]:
-        """List the questions that runs wait for, oldest first. With `all`, include the answered ones."""
+        """List the questions that runs and graphs wait for, oldest first. With `all`, include the answered ones.
+
+        `run` selects the questions of one run, or of the graph's thread of that name. An answered question of a graph
+        is listed until its graph has continued.
+        """
         run_id = None if run is None else run_id_of(self._context, run)
         asks = yield from flows.list_asks(self._context, run_id, all, limit)
-        return [question_of(row, self._context.codec) for row in asks]
+        of_runs = [question_of(row, self._context.codec) for row in asks]
+        if isinstance(run, Run):
+            return of_runs
+        of_threads = yield from thread_answers.list_questions(self._context, run_id, all, limit)
+        return sorted([*of_runs, *of_threads], key=lambda question: question.asked_at)[:limit]
 
     aquestions = awaited(questions)
 
@@ -168,25 +176,33 @@ class RunStore(Handle):
     def answer(
         self, run: str | Run, value: Any, *, step: Step | str | int | None = None, who: str | None = None
     ) -> Flow[AnswerReceipt]:
-        """Answer the open question of a run. If it has several, `step` says which.
+        """Answer the open question of a run, or of the graph's thread of that name. With several, `step` says which.
 
         Raises AnswerRefused with the reason. The run is resumed by a worker, or by a process that waits for its result.
-        `who` is stored with the answer ("operator" if it is None), and recorded in `ops.actions()`.
+        A graph is resumed by a worker that was given it, or when it is invoked again with None. `who` is stored with
+        the answer ("operator" if it is None), and recorded in `ops.actions()`.
         """
-        run_id = run_id_of(self._context, run)
+        ctx, run_id = self._context, run_id_of(self._context, run)
+        of_thread = [] if isinstance(run, Run) else (yield from thread_answers.list_questions(ctx, run_id, False, 1000))
+        asked = [question.path for question in of_thread]
+        is_of_run = isinstance(run, Run) or (yield from flows.exists(ctx, run_id))
         if step is None:
-            open_asks = yield from flows.list_asks(self._context, run_id, False, 1000)
-            if len(open_asks) != 1:
-                yield from flows.locate(self._context, run_id)
-                paths = ", ".join(row[1] for row in open_asks)
+            open_asks = yield from flows.list_asks(ctx, run_id, False, 1000)
+            paths = [*(str(row[1]) for row in open_asks), *asked]
+            if len(paths) != 1:
+                yield from thread_answers.check_asks(ctx, run_id, is_of_run)
                 raise UsageError(
-                    f"run {run_id!r} has {len(open_asks)} open questions"
-                    + (f" (steps {paths}): say which with step=" if open_asks else ": nothing to answer")
+                    f"{run_id!r} has {len(paths)} open questions"
+                    + (f" (steps {', '.join(paths)}): say which with step=" if paths else ": nothing to answer")
                 )
-            step = str(open_asks[0][1])
-        path = yield from flows.path_of(self._context, run_id, step)
-        answering = flows.answer(self._context, run_id, path, value, who or "operator")
-        return (yield from noted(self._context, who, "answer", f"run {run_id}", answering, step=path))
+            step = paths[0]
+        if step in asked or not is_of_run:
+            yield from thread_answers.check_asks(ctx, run_id, is_of_run)
+            answering = thread_answers.answer(ctx, run_id, step_name(step), value, who or "operator")
+            return (yield from noted(ctx, who, "answer", f"thread {run_id}", answering, step=step_name(step)))
+        path = yield from flows.path_of(ctx, run_id, step)
+        answering = flows.answer(ctx, run_id, path, value, who or "operator")
+        return (yield from noted(ctx, who, "answer", f"run {run_id}", answering, step=path))
 
     aanswer = awaited(answer)
 

@@ -22,7 +22,6 @@ from perdure.log.envelopes import ENVELOPE
 from perdure.log.reading import Loaded, read_state
 from perdure.log.tables import THREAD_METADATA
 from perdure.log.thread_table import ThreadRow, metadata_of, thread_or_stub
-from perdure.memory.handle import Memory
 from perdure.memory.labels import labels_of, unescaped
 from perdure.memory.rows import OPENS, ROW_COLUMNS, ItemRow
 from perdure.runs.calls.state import thread_name
@@ -39,6 +38,7 @@ from perdure.transfers.threads import thread_digest
 
 if TYPE_CHECKING:
     from perdure.ops.store import Store
+    from perdure.snapshots.instants import Instant
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -312,13 +312,13 @@ def in_batches(all_of_them: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 def compare_states(
-    stores: Sequence[Store], subject: Subject, name: str, namespace: tuple[str, ...], *, raw: bool
+    stores: Sequence[Store | Instant], subject: Subject, name: str, namespace: tuple[str, ...], *, raw: bool
 ) -> list[Change]:
     """Compare what a thread, run, item, deployment or schedule is in two stores."""
     return compare(*(_state(store, subject, name, namespace, raw) for store in stores))
 
 
-def _state(store: Store, subject: Subject, name: str, namespace: tuple[str, ...], raw: bool) -> Any:
+def _state(store: Any, subject: Subject, name: str, namespace: tuple[str, ...], raw: bool) -> Any:
     """Return a thread's state, a run's status and steps, an item's value, a deployment or the definition of a schedule.
 
     None if it is not there.
@@ -340,5 +340,5 @@ def _state(store: Store, subject: Subject, name: str, namespace: tuple[str, ...]
         shown = ("function", "cron", "every", "timezone", "queue", "priority", "overlap", "catch_up", "paused")
         matching = (one for one in store.schedules(limit=None) if one.name == name)
         return next(({key: getattr(one, key) for key in shown} for one in matching), None)
-    item = Memory(store._context, namespace, raw=raw).get(name)
+    item = store.memory(*namespace, raw=raw).get(name)
     return None if item is None else item.value

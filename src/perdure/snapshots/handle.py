@@ -15,7 +15,7 @@ import orjson
 from perdure.errors import NotFound, UsageError
 from perdure.log.cache import BaseCache
 from perdure.memory.handle import Memory
-from perdure.memory.search import search_alike
+from perdure.memory.scopes import search_alike
 from perdure.runs.schedules.handle import ScheduleStore
 from perdure.runs.store import RunStore
 from perdure.snapshots import rows

@@ -38,6 +38,7 @@ from perdure.storage.program import (
     write,
     write_repair,
 )
+from perdure.storage.versions import installed
 from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.flows import base_of
 from perdure.threads.save_engine import ATTEMPTS, Moved, PreparedSave
@@ -47,18 +48,16 @@ from perdure.transfers.threads import add_threads, read_threads
 
 if TYPE_CHECKING:
     from perdure.ops.store import Store
+    from perdure.snapshots.instants import Instant
     from perdure.snapshots.store import SnapshotStore
     from perdure.threads.models import Change
 
 T = TypeVar("T")
 Action = Literal["bring back", "set back", "delete"]
-_ACTIONS: dict[diff.Kind, Action] = {"removed": "bring back", "changed": "set back", "added": "delete"}
-_Place = tuple[str, str]  # of an item: path and key
+ACTIONS: dict[diff.Kind, Action] = {"removed": "bring back", "changed": "set back", "added": "delete"}
+Place = tuple[str, str]  # of an item: path and key
 Pages = Callable[[], AbstractContextManager[Iterable[Any]]]  # what is stored of a thread, to be written elsewhere
-_NAMES, _PATHS = (
-    Sql(" UNION ".join(f"SELECT {column} FROM {name} WHERE tenant = :tenant" for name in (table, f"{table}_past")))
-    for column, table in (("name", "thread"), ("path", "memory_space"))
-)
+_EXISTING = "SELECT {column} FROM {table}{past} WHERE tenant = :tenant"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +68,7 @@ class RestoreChange:
     action: Action
     name: str  # of the thread, the run's id, the item's key, the function
     namespace: tuple[str, ...] = ()  # of an item
-    _stores: tuple[Store, ...] = field(default=(), repr=False, compare=False)  # now, and as it was
+    _stores: tuple[Store | Instant, ...] = field(default=(), repr=False, compare=False)  # now, and as it was
 
     def paths(self, *, raw: bool = False) -> list[Change]:
         """Compare the states of both times: where they differ. Reads both.
@@ -138,8 +137,15 @@ class RestoreScope:
 
     def check(self, tenant: int) -> Program[None]:
         """Raise NotFound for a pattern or a namespace that stands for nothing, now or in a snapshot."""
-        names = (yield Batch(_NAMES(tenant=tenant)))[0] if self.threads else ()
-        paths = (yield Batch(_PATHS(tenant=tenant)))[0] if self.namespaces else ()
+        pasts = ("", "_past") if (yield from installed()) else ("",)
+        names, paths = yield Batch(
+            *(
+                Sql(" UNION ".join(_EXISTING.format(column=column, table=table, past=past) for past in pasts))(
+                    tenant=tenant
+                )
+                for column, table in (("name", "thread"), ("path", "memory_space"))
+            )
+        )
         for pattern in self.threads or ():
             if not any(diff.matches(name, pattern) for (name,) in names):
                 raise NotFound(f"no thread matches {pattern!r}: nothing was restored")
@@ -174,10 +180,10 @@ def restore(snapshots: SnapshotStore, snap: Snapshot, scope: RestoreScope, *, dr
 
     stores = snapshots._whole, snap.store
     going = [change for change in chosen if goes_back(change)]
-    plan = [RestoreChange(each.what, _ACTIONS[each.kind], each.name, each.namespace, stores) for each in going]
+    plan = [RestoreChange(each.what, ACTIONS[each.kind], each.name, each.namespace, stores) for each in going]
     if scope.keys != "new":
         yield from read(partial(rewind.refuse_effects, tenant, row, going))
-    undo = None if dry_run else (yield from _undo(snapshots, snap, scope, tenant, plan))
+    undo = None if dry_run else (yield from begin_undo(snapshots, snap, scope, tenant, plan))
     if undo is not None:
         try:
             for some in diff.in_batches([change.name for change in plan if change.what == "thread"]):
@@ -195,7 +201,7 @@ def restore(snapshots: SnapshotStore, snap: Snapshot, scope: RestoreScope, *, dr
     return SnapshotRestore(snap.name, tuple(plan), undo)
 
 
-def _undo(
+def begin_undo(
     snapshots: SnapshotStore, snap: Snapshot, scope: RestoreScope, tenant: int, plan: Sequence[RestoreChange]
 ) -> Flow[Snapshot | None]:
     """Return the snapshot that undoes a restore, or None if there is nothing to undo.
@@ -302,10 +308,10 @@ class _Restorer:
             if pages is None:
                 yield from gc.tell_domains(self._tenant, [gone.thread])
 
-    def find_items(self, places: Sequence[_Place]) -> Flow[dict[_Place, NewVersion]]:
+    def find_items(self, places: Sequence[Place]) -> Flow[dict[Place, NewVersion]]:
         """Return the versions that items get. Items that are unchanged, or have expired since, get none."""
-        versions: dict[_Place, NewVersion] = {}
-        look = partial(_item, self._tenant, self._ctx.clock_us())
+        versions: dict[Place, NewVersion] = {}
+        look = partial(item_at, self._tenant, self._ctx.clock_us())
         for some in diff.in_batches(places):
             pairs = yield from diff.both_times(self._past, self._ctx, look, some)
             for place, ((content, version), (now, _)) in zip(some, pairs, strict=True):
@@ -313,7 +319,7 @@ class _Restorer:
                     versions[place] = version
         return versions
 
-    def items(self, versions: dict[_Place, NewVersion]) -> Flow[None]:
+    def items(self, versions: dict[Place, NewVersion]) -> Flow[None]:
         for path, places in groupby(versions, key=lambda place: place[0]):
             for some in diff.in_batches([versions[place] for place in places]):
                 yield from memory.write_versions(self._ctx, path, some, self._ctx.clock_us())
@@ -341,9 +347,12 @@ def _place(change: SnapshotChange) -> tuple[str, str]:
     return path_of(change.namespace), check_key(change.name)
 
 
-def _item(tenant: int, now: int, place: _Place) -> Program[tuple[Any, NewVersion]]:
-    [row] = yield from read_keys(tenant, [place], now)
-    if row is None:
+def item_at(tenant: int, now: int, place: Place, *, then: int | None = None) -> Program[tuple[Any, NewVersion]]:
+    """Return the content of an item and the version that brings it back, as it is `now` or was known `then`.
+
+    An item that has expired by `now` counts as deleted."""
+    [row] = yield from read_keys(tenant, [place], now if then is None else then, then is not None, last=False)
+    if row is None or (row.expires is not None and row.expires <= now):
         return None, NewVersion(place[1], gone=DELETED)
     [[(_, words, model, vec)]] = yield Batch(CARRIED(tenant=tenant, id=row.id))
     times = {name: getattr(row, name) for name in ("valid_from", "valid_to", "expires")}

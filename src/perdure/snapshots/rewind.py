@@ -194,7 +194,8 @@ def rewind(tenant: int, runs: Sequence[ChangedRun], s: int, now: int, keys: KeyC
     locked = yield Batch(*(_LOCK(tenant=tenant, run=run.run) for run in runs))
     if keys.choice is None and (yield from _had_effects(tenant, s, {run.run: run for run in runs})):
         raise UsageError(f"run {runs[0].id!r} had effects while it was to be rewound: it was left as it is")
-    for run, fences in zip(runs, locked, strict=True):
+    # Those that go, first: one that comes back may have the id of one that was made since.
+    for run, fences in sorted(zip(runs, locked, strict=True), key=lambda pair: pair[0].kind != "added"):
         key = {"tenant": tenant, "run": run.run}
         [shared] = yield Batch(_SHARED(**key, s=s))
         if shared:

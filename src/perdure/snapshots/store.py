@@ -17,7 +17,7 @@ from perdure.snapshots import rows
 from perdure.snapshots.handle import Snapshot, find_snapshot, list_snapshots
 from perdure.storage.domains import versioned_tables
 from perdure.storage.migrate import newest
-from perdure.storage.program import ConstraintFailed, Dialect, Flow, Program, fetch, read, sleep, write
+from perdure.storage.program import ConstraintFailed, Dialect, Flow, Program, aside, fetch, read, sleep, write
 from perdure.storage.twins import awaited, blocking
 from perdure.storage.versions import analyse, install, installed
 from perdure.threads.actions import noted
@@ -26,7 +26,8 @@ from perdure.threads.context import Handle
 
 if TYPE_CHECKING:
     from perdure.ops.store import Store
-    from perdure.snapshots.restore import SnapshotRestore
+    from perdure.snapshots.instants import Instant, Time
+    from perdure.snapshots.restore import RestoreScope, SnapshotRestore
 
 T = TypeVar("T")
 _PATIENCE_S = 10.0  # for transactions on PostgreSQL that have changed something and do not end
@@ -138,10 +139,26 @@ class SnapshotStore(Handle):
     aget_snapshot = awaited(get_snapshot)
 
     @blocking
+    def at(self, time: Time) -> Flow[Instant]:
+        """Return what this tenant's threads, runs, questions and memory were at an instant, read-only.
+
+        `time` is a datetime, an ISO text ("2026-11-17T10:04", local time), or how long ago it was ("2h ago", a
+        timedelta). An instant needs no snapshot, but what was removed since cannot be shown: a read that could miss
+        something raises HistoryGone, which says from when on the store is complete. If a later snapshot is kept, it is
+        read from that.
+        """
+        from perdure.snapshots.instants import open_instant
+
+        return open_instant(self._whole, time)
+
+    aat = awaited(at)
+
+    @blocking
     def restore(
         self,
-        snapshot: Snapshot | str,
+        snapshot: Snapshot | str | None = None,
         *,
+        at: Time | None = None,
         threads: Sequence[str] | None = None,
         namespaces: Sequence[Sequence[str]] | None = None,
         runs: Literal["rewind"] | None = None,
@@ -163,11 +180,22 @@ class SnapshotStore(Handle):
         that executes one is fenced. This is refused if effects ran since, or may have run. `keys="same"` lets them run
         again with the same idempotency keys, `keys="new"` with new ones. A thread of an adapter whose tasks had effects
         since is refused too, unless `keys="new"`. `who` is recorded in `ops.actions()`.
+
+        `at`, instead of a snapshot, is an instant as `store.at` takes it: threads and memory go back to it, and nothing
+        else. A thread of an adapter gets its old checkpoint as a new one, without pending writes. Metadata stays.
         """
         from perdure.snapshots.restore import RestoreScope, restore
         from perdure.snapshots.rewind import refuse_tied_runs
 
         scope = RestoreScope(threads, namespaces, runs, keys)
+        about = {"threads": threads, "namespaces": namespaces, "runs": runs, "keys": keys}
+        by = None if dry_run else who
+        if (snapshot is None) is (at is None):
+            raise UsageError("restore(): a snapshot, or at= an instant")
+        if at is not None:
+            restoring = self._restore_at(at, scope, dry_run=dry_run)
+            return (yield from noted(self._context, by, "restore", f"instant {at}", restoring, **about))
+        assert snapshot is not None
         snap = snapshot if isinstance(snapshot, Snapshot) else (yield from find_snapshot(self._whole, snapshot))
         theirs, ours = snap._context, self._context
         if theirs.driver is not ours.driver:
@@ -175,8 +203,13 @@ class SnapshotStore(Handle):
         if runs is not None:
             yield from refuse_tied_runs(ours)
         restoring = restore(self, Snapshot(self._whole, snap._row), scope, dry_run=dry_run)
-        about = {"threads": threads, "namespaces": namespaces, "runs": runs, "keys": keys}
-        by = None if dry_run else who
         return (yield from noted(self._context, by, "restore", f"snapshot {snap.name}", restoring, **about))
 
     arestore = awaited(restore)
+
+    def _restore_at(self, at: Time, scope: RestoreScope, *, dry_run: bool) -> Flow[SnapshotRestore]:
+        from perdure.snapshots.instants import open_instant
+        from perdure.snapshots.restore_at import restore_at
+
+        instant = yield from open_instant(self._whole, at)
+        return (yield from aside(partial(restore_at, self, instant, scope, dry_run=dry_run)))

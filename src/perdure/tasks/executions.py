@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from perdure.errors import InDoubt, LeaseLost, RunStuck
 from perdure.log.turns import Turn
 from perdure.runs.engine.runtime import runtime_of
-from perdure.runs.run_table import Waiting
+from perdure.runs.engine.thread_answers import GRAPH
 from perdure.storage.events import event
 from perdure.storage.program import Statement
 from perdure.tasks import rows
@@ -31,7 +31,6 @@ _EXECUTIONS_MAX = 4096  # beyond this number, the oldest executions that never e
 lock = threading.Lock()
 _executions: OrderedDict[int, TaskPolicy] = OrderedDict()  # by the id() of `TaskPolicy.alive`
 _threads: dict[tuple[int, str, str], list[TaskPolicy]] = {}  # by database, tenant and thread, the newest last
-GRAPH = Waiting("graph", "its graph to be run again")
 
 
 def find_or_add(alive: Any, make: Callable[[], TaskPolicy]) -> TaskPolicy:
@@ -74,6 +73,11 @@ def is_busy_elsewhere(policy: TaskPolicy) -> bool:
     """Return whether another execution of the same task is in the middle of a call, in this process."""
     beside = _in_thread(policy.task.ctx, policy.task.thread)
     return any(other is not policy and other.busy and other.task.id == policy.task.id for other in beside)
+
+
+def is_any_busy(ctx: StoreContext, thread: str) -> bool:
+    """Return whether a task of a thread is in the middle of a call, in this process."""
+    return any(policy.busy for policy in _in_thread(ctx, thread))
 
 
 def is_busy_on(ctx: StoreContext, thread: str, checkpoint: tuple[str, str]) -> bool:

@@ -13,12 +13,14 @@ from functools import partial
 from time import monotonic
 from typing import Any, NamedTuple
 
-from perdure.errors import InDoubt, NotApproved, PerdureError, RunStuck, UsageError
+from perdure.errors import InDoubt, NotApproved, PerdureError, RunStuck, RunUndone, UsageError
 from perdure.log.label_ids import pack_id
 from perdure.log.labels import find_named, is_newest, second_writer
 from perdure.log.thread_table import try_thread
+from perdure.runs.calls import saga
 from perdure.runs.calls.asks import CheckedQuestion
 from perdure.runs.engine.runtime import runtime_of
+from perdure.runs.engine.thread_answers import TASKS_QUEUE
 from perdure.runs.engine.waiting import how_to_answer, how_to_resolve
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.operation import Operation, Pause, Wait
@@ -140,25 +142,7 @@ class TaskPolicy(CallPolicy):
         return self.task.declined(text)
 
     def wait_s(self, scope: Scope, wait: Wait) -> float:
-        """Return how many seconds to wait in this process. Raises InDoubt or RunStuck if a person is needed."""
-        execution = scope.execution
-        if wait.wake_at is not None and not wait.what.settled_by:
-            return max(0.0, (wait.wake_at - execution.shared_clock_us()) / 1e6)
-        execution.waits.append(wait)
-        driver, run, step = execution.ctx.driver, execution.row.id, wait.what.step or wait.path
-        if wait.what.settled_by != "resolve":
-            raise RunStuck(
-                f"{wait.what.text} There is no answer yet: {how_to_answer(driver, run, wait.path)}; then "
-                "run the graph again"
-            )
-        raise InDoubt(
-            f"it is not known whether {wait.what.name} happened (step {step} of {run!r}, key "
-            f"{wait.what.key}). Look at the receiver, then say which: {how_to_resolve(driver, run, step)}; then "
-            "run the graph again",
-            run=run,
-            step=step,
-            key=wait.what.key,
-        )
+        return seconds_to_wait(scope, wait, "run the graph again")
 
     def forgotten(self) -> list[Recorded]:
         """Return the effects that an earlier execution began and this one did not call."""
@@ -190,6 +174,27 @@ class TaskPolicy(CallPolicy):
         execution.set_clock()
 
 
+def seconds_to_wait(scope: Scope, wait: Wait, then: str) -> float:
+    """Return how many seconds to wait in this process. Raises InDoubt or RunStuck if a person is needed.
+
+    `then` is what to do after the person has answered.
+    """
+    execution = scope.execution
+    if wait.wake_at is not None and not wait.what.settled_by:
+        return max(0.0, (wait.wake_at - execution.shared_clock_us()) / 1e6)
+    execution.waits.append(wait)
+    driver, run, step = execution.ctx.driver, execution.row.id, wait.what.step or wait.path
+    if wait.what.settled_by != "resolve":
+        raise RunStuck(f"{wait.what.text} There is no answer yet: {how_to_answer(driver, run, wait.path)}; then {then}")
+    raise InDoubt(
+        f"it is not known whether {wait.what.name} happened (step {step} of {run!r}, key "
+        f"{wait.what.key}). Look at the receiver, then say which: {how_to_resolve(driver, run, step)}; then {then}",
+        run=run,
+        step=step,
+        key=wait.what.key,
+    )
+
+
 # --- taking the run of a task
 
 
@@ -210,7 +215,7 @@ def _take(policy: TaskPolicy) -> Operation[None]:
     while is_busy_elsewhere(policy) and monotonic() < until:
         yield Pause(next(pauses, _LOOK_S[-1]))
     function = f"{TASK}{task.name}"
-    new = NewRun(task.run_id, function, "any", b"{}", b"", ctx.entropy(16), rows.QUEUE, root=thread)
+    new = NewRun(task.run_id, function, "any", b"{}", b"", ctx.entropy(16), TASKS_QUEUE, root=thread)
     row = yield from rows.take(
         rows.NewTask(tenant, thread, new, partial(_check_newest, tenant, thread, task)),
         owner=runtime.owner.text,
@@ -222,6 +227,11 @@ def _take(policy: TaskPolicy) -> Operation[None]:
         raise runs_elsewhere(ctx, task.thread)
     policy.adopt(tenant, row)
     policy.scope.execution.index.load(*(yield from read(partial(read_with_sum, tenant, row))))
+    if saga.ending(policy.scope.execution) is not None:
+        raise RunUndone(
+            f"the effects of thread {task.thread!r} were undone, or an undo was broken off: undo it to the end, then "
+            "invoke the graph with a new input"
+        )
 
 
 def _check_newest(tenant: int, thread: int, task: Task, head: int | None) -> Generator[Batch, list[Rows], None]:

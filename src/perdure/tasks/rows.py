@@ -18,7 +18,6 @@ from perdure.runs.journal.thread_runs import IS_TASK
 from perdure.runs.run_table import RunRow
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, write
 
-QUEUE = "tasks"  # no worker serves it, and no queue limit counts its runs
 _TRIES = 3
 # A finished task runs again only if its checkpoint is continued again. Its records stay valid.
 _CLAIM = Sql(

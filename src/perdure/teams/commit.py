@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from perdure.errors import Busy, OutcomeUnknown, PerdureError, UsageError
 from perdure.log.cache import BaseCache
-from perdure.memory.search import search_alike
+from perdure.memory.scopes import search_alike
 from perdure.runs.execution.scope import current
 from perdure.storage import prepared
 from perdure.storage.events import event

@@ -87,8 +87,8 @@ class DeadLetter(Handle):
     def resend(self, message: Any = None, *, who: str | None = None) -> Flow[None]:
         """Put the message at the end of its member's box once more: as it was, or with another content.
 
-        Its effects get new idempotency keys, because those of the failed attempts were undone. Raises NotFound if
-        another process was first. `who` is recorded in `store.ops.actions()`."""
+        Effects that were undone when it was given up get new idempotency keys; those that stand keep theirs. Raises
+        NotFound if another process was first. `who` is recorded in `store.ops.actions()`."""
         ctx = self._context
         value = None if message is None else compress(check_size(encode(message, ctx.codec)))
         tenant = (yield from ctx.tenant()) or 0
@@ -114,10 +114,9 @@ class DeadLetter(Handle):
 
 
 def sent_again(header: bytes | None) -> bytes:
-    """Return the header of a dead letter that is handled again: its effects were undone, and get new keys."""
+    """Return the header of a dead letter that is handled again."""
     about = orjson.loads(header) if header else {}
-    kept = {name: one for name, one in about.items() if name not in ("error", "at")}
-    return orjson.dumps({**kept, "resent": about.get("resent", 0) + 1})
+    return orjson.dumps({name: one for name, one in about.items() if name not in ("error", "at")})
 
 
 def _resend(tenant: int, letter: DeadLetter, value: bytes | None) -> Program[None]:
@@ -125,7 +124,7 @@ def _resend(tenant: int, letter: DeadLetter, value: bytes | None) -> Program[Non
     [locked] = yield Batch(LOCK(**key))
     if not locked or RunRow._make(locked[0]).status in FINISHED:
         raise NotFound(f"{letter.member!r} has left the team: send the message to another member")
-    [stored] = yield Batch(_LETTER(**key, key=letter.key))  # under the lock, so that no two resends count the same
+    [stored] = yield Batch(_LETTER(**key, key=letter.key))
     if not stored:
         raise letter._gone()
     header, old = stored[0]

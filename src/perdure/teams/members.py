@@ -6,11 +6,10 @@ state is the thread of that run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
-from importlib import import_module
 from typing import Any, NamedTuple
 
 from perdure.errors import NotFound, UsageError
@@ -167,7 +166,7 @@ def ensure_team(ctx: StoreContext, team: str) -> Flow[tuple[int, RunRow]]:
 
 
 def add_member(ctx: StoreContext, team: str, name: str, declared: Declared, *, returns: bool = False) -> Flow[None]:
-    """Create a member with its first state, in one transaction, unless it exists. Give it its capacity.
+    """Create a member with its first state, in one transaction, unless it exists.
 
     With `returns`, one that has left comes back, with the state that it had."""
     tenant, root = yield from ensure_team(ctx, team)
@@ -176,10 +175,9 @@ def add_member(ctx: StoreContext, team: str, name: str, declared: Declared, *, r
     if there is None:
         cursor = Cursor(thread_name(run_id), merge={RUN_KEY: run_id}, found_nothing=True)
         saving = yield from Save(ctx, cursor, text=declared.state).prepare()
-        args = compress(encode({"capacity": declared.capacity}, ctx.codec))
         new = NewRun(
-            run_id, declared.spec.name, declared.spec.version, args, b"", ctx.entropy(16), parent=root.run,
-            root=root.run, wake_at=NEVER, turn=0, status="waiting",
+            run_id, declared.spec.name, declared.spec.version, _args(ctx, declared), b"", ctx.entropy(16),
+            parent=root.run, root=root.run, wake_at=NEVER, turn=0, status="waiting",
         )  # fmt: skip
 
         def op() -> Program[None]:
@@ -190,15 +188,13 @@ def add_member(ctx: StoreContext, team: str, name: str, declared: Declared, *, r
         yield from write(op)
     elif (there.turn is None and there.function != ELSEWHERE) or there.root != root.run:
         raise UsageError(f"{run_id!r} is the id of a run that is no member of the team: give the member another name")
-    elif there.turn is not None:
-        args = compress(encode({"capacity": declared.capacity}, ctx.codec))
-        [(old, _)] = yield from fetch(rows.ARGS_OF, tenant=tenant, run=there.run)
-        if decompress(old) != decompress(args):
-            yield from change(rows.SET_ARGS(tenant=tenant, run=there.run, incarnation=there.incarnation, args=args))
-        if returns and there.status in FINISHED:
-            first = yield from _state_to_return(ctx, there, declared)
-            yield from write(partial(_come_back, tenant, there, first, declared.spec, ctx.clock_us()))
-    roster_of(ctx, team).existing.add(name)
+    elif there.turn is not None and returns and there.status in FINISHED:
+        first = yield from _state_to_return(ctx, there, declared)
+        yield from write(partial(_come_back, tenant, there, first, declared.spec, ctx.clock_us()))
+
+
+def _args(ctx: StoreContext, declared: Declared) -> bytes:
+    return compress(encode({"capacity": declared.capacity}, ctx.codec))
 
 
 def _state_to_return(ctx: StoreContext, row: RunRow, declared: Declared) -> Flow[PreparedSave | None]:
@@ -222,11 +218,28 @@ def _come_back(tenant: int, row: RunRow, saving: PreparedSave | None, spec: Dura
 
 
 def ensure_members(ctx: StoreContext, team: str) -> Flow[None]:
-    """Create the members that this process has declared and that do not exist."""
+    """Create the members that this process has declared and that do not exist.
+
+    Members of these agents that exist, under whatever name, get the capacity that is declared now."""
     roster = roster_of(ctx, team)
-    for name, declared in list(roster.declared.items()):
-        if name not in roster.existing:
-            yield from add_member(ctx, team, name, declared)
+    new = {name: declared for name, declared in roster.declared.items() if name not in roster.existing}
+    for name, declared in new.items():
+        yield from add_member(ctx, team, name, declared)
+    if new:
+        tenant, root = yield from find_team(ctx, team)
+        args = {declared.spec.name: _args(ctx, declared) for declared in new.values()}
+        for row in (yield from read(partial(_declared_otherwise, tenant, root.run, args))):
+            about = {"run": row.run, "incarnation": row.incarnation, "args": args[row.function]}
+            yield from change(rows.SET_ARGS(tenant=tenant, **about))
+        roster.existing |= new.keys()
+
+
+def _declared_otherwise(tenant: int, root: int, args: Mapping[str, bytes]) -> Program[list[RunRow]]:
+    """Return the members of some functions whose stored arguments are not these."""
+    members = [row for row in (yield from member_rows(tenant, root)) if row.function in args]
+    answers = yield Batch(*(rows.ARGS_OF(tenant=tenant, run=row.run) for row in members))
+    pairs = zip(members, answers, strict=True)
+    return [row for row, [(old, _)] in pairs if decompress(old) != decompress(args[row.function])]
 
 
 def list_teams(ctx: StoreContext) -> Flow[list[TeamInfo]]:
@@ -265,17 +278,21 @@ def declare(fn: Callable[..., Any], team: str, name: str, options: AgentOptions)
     return DurableSpec(fn, f"{team}/{name}", agent=options)
 
 
+# By the package of a framework: what makes handlers of its graphs and agents. Adapters add themselves.
+as_agents: dict[str, Callable[[Any], Any]] = {}
+
+
 def handler_of(given: Any, name: str | None) -> Any:
     """Return the handler of an agent: a function, or what the adapter of an object's framework makes of it."""
     if callable(given) and hasattr(given, "__code__"):
         return given
-    try:
-        adapter = import_module(f"perdure.{type(given).__module__.partition('.')[0]}")
-        handler = adapter.as_agent(given)
-    except (ModuleNotFoundError, AttributeError):
-        raise UsageError(
-            f"{given!r} cannot be an agent: @team.agent takes a function, or a graph that an adapter of Perdure knows"
-        ) from None
-    if name is None:
-        raise UsageError("team.agent(graph): give it a name, such as name='writer'")
-    return handler
+    homes = [f"{base.__module__}." for base in type(given).__mro__]
+    for package, as_agent in as_agents.items():
+        if any(home.startswith(f"{package}.") for home in homes):
+            if name is None:
+                raise UsageError("an agent of a framework needs a name in the team: team.agent(…, name='writer')")
+            return as_agent(given)
+    raise UsageError(
+        f"{given!r} cannot be an agent: team.agent takes a function, or a graph or an agent of a framework whose "
+        "adapter was imported"
+    )

@@ -21,9 +21,9 @@ from perdure.log.reading import read_state
 from perdure.log.records import SALT_BYTES
 from perdure.log.thread_table import try_thread
 from perdure.runs.calls.state import RUN_KEY
-from perdure.runs.journal.entries import INTENT, unpack
-from perdure.runs.journal.rows import FINISHED
-from perdure.runs.tables import JOURNAL_BODY
+from perdure.runs.journal.entries import INTENT, compress, unpack
+from perdure.runs.journal.rows import FINISHED, untyped
+from perdure.runs.tables import JOURNAL_BODY, MAIL_HEADER, MAIL_VALUE
 from perdure.snapshots import rewind
 from perdure.snapshots.diff import read_at
 from perdure.snapshots.handle import Snapshot
@@ -55,6 +55,29 @@ INTENTS = f"""SELECT j.run, j.seq, j.kind, j.body FROM {{table}} j
 _INTENTS_SINCE = Sql(
     " UNION ALL ".join(f"{INTENTS.format(table=table)} AND j.stamp > :s" for table in ("journal", "journal_past")),
     opens={3: JOURNAL_BODY.at(0, 1, 2)},
+)
+_GIVEN_UP = Sql(
+    """SELECT m.run, m.key, m.header, m.sender FROM mail m JOIN run r ON r.tenant = m.tenant AND r.run = m.run
+    WHERE r.tenant = :tenant AND r.root = :root AND m.stamp > :s AND m.header IS NOT NULL""",
+    opens={2: MAIL_HEADER.at(0, 1)},
+)
+# With the message, whether its turn had begun at the cut.
+_HEADER = Sql(
+    """SELECT m.header, r.entries > 0 AND m.state = 0 AND m.seq = (SELECT min(n.seq) FROM mail n
+        WHERE n.tenant = :tenant AND n.run = :run AND n.topic = '' AND n.state = 0)
+    FROM mail m JOIN run r ON r.tenant = m.tenant AND r.run = m.run
+    WHERE m.tenant = :tenant AND m.run = :run AND m.key = :key""",
+    opens={0: MAIL_HEADER.at("run", "key")},
+)
+_PUT_WITHDRAWN = """INSERT INTO mail (tenant, run, seq, topic, key, sender, state, header, value, at)
+    SELECT r.tenant, r.run,
+        (SELECT coalesce(max(m.seq), 0) + 1 FROM mail m WHERE m.tenant = r.tenant AND m.run = r.run),
+        '', :key::text, :sender::text, 3, :header::bytea, :value::bytea, {now}
+    FROM run r WHERE r.tenant = :tenant AND r.run = :run"""
+_WITHDRAWN = Sql(_PUT_WITHDRAWN, sqlite=untyped(_PUT_WITHDRAWN), seals={"header": MAIL_HEADER, "value": MAIL_VALUE})
+_SET_HEADER = Sql(
+    "UPDATE mail SET header = :header WHERE tenant = :tenant AND run = :run AND key = :key",
+    seals={"header": MAIL_HEADER},
 )
 # The team's run first: who adds a member locks it too. Of child runs, those that can start others.
 LOCK_FAMILY = Sql(
@@ -202,13 +225,33 @@ def _restore(
     """Take the family back. It is read under its lock: a member that has joined since the caller looked goes too."""
     yield Batch(LOCK_FAMILY(tenant=tenant, root=root))
     changed = _changed(root, then, (yield from _family(tenant, root)))
+    [headers] = yield Batch(_GIVEN_UP(tenant=tenant, root=root, s=s))
     yield from rewind.rewind(tenant, changed, s, now, keys)
+    yield from _keep_given_up(tenant, headers, now)
     kept = {place.run_id for place in places}
     for run in changed:
         if run.id not in kept:
             yield from replace_thread(tenant, run.state, None, s, keys)
     yield from set_states(tenant, places, chances, now, "restored from a snapshot")
     return changed
+
+
+def _keep_given_up(tenant: int, headers: Rows, now: int) -> Program[None]:
+    """Keep on messages that they were given up since: their effects were undone then, whatever the team forgets.
+
+    A message that was not sent at the cut is kept withdrawn: it can be sent again. One whose turn had begun keeps the
+    ids of that turn's calls and children."""
+    for run, mail_key, text, sender in headers:
+        about = orjson.loads(text)
+        since = {name: about[name] for name in ("given_up", "undone") if name in about}
+        if since:
+            key = {"tenant": tenant, "run": run, "key": mail_key}
+            [then] = yield Batch(_HEADER(**key))
+            old, has_begun = then[0] if then else (None, False)
+            about = orjson.loads(old or b"{}")
+            header = orjson.dumps({**about, **since, **({"given_up": about.get("given_up", 0)} if has_begun else {})})
+            absent = {"sender": sender, "value": compress(b"null"), "now": now}
+            yield Batch(_SET_HEADER(**key, header=header) if then else _WITHDRAWN(**key, **absent, header=header))
 
 
 def set_states(tenant: int, places: Sequence[OldState], chances: Sequence[bytes], now: int, note: str) -> Program[None]:

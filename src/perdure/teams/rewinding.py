@@ -228,9 +228,9 @@ def _children(tenant: int, root: int, back: Mapping[int, tuple[RunRow, int]]) ->
     for run, (row, turn) in back.items():
         [mails] = yield Batch(_UNDONE(tenant=tenant, run=run, turn=turn))
         begins[run] = tuple(
-            f"{row.id}/{turn_incarnation(row.incarnation, message, resent).hex()[:CHILD_DIGITS]}:"
+            f"{row.id}/{turn_incarnation(row.incarnation, message, given_up).hex()[:CHILD_DIGITS]}:"
             for message in map(MailRow._make, mails)
-            for resent in range(message.about.get("resent", 0) + 1)
+            for given_up in range(message.about.get("given_up", 0) + 1)
         )
     children: dict[int, str] = {}
     for run, run_id, parent in runs:  # a child's number is above its parent's

@@ -84,8 +84,9 @@ class Team(Handle):
     ) -> Any:
         """Make a function an agent: it gets its state, which it changes, and one message. It may be async.
 
-        The team gets a member of the function's name, or `name`, with `state` (default: an empty dict). A graph of a
-        framework is an agent too, `team.agent(graph, name="writer")`: its input is the message, its output the answer.
+        The team gets a member of the function's name, or `name`, with `state` (default: an empty dict). A graph or an
+        agent of a framework is one too, `team.agent(graph, name="writer")`: its input is the message, its output the
+        answer.
         What the function returns answers `perdure.call`. `capacity` is how many messages may wait for it: senders
         outside get MailboxFull then, and members slow down. A message whose handler fails, or whose process dies, is
         tried `attempts` times, with growing pauses. Then its effects are undone and it becomes a dead letter (`dead`);
@@ -103,7 +104,9 @@ class Team(Handle):
             add_durable(spec)
             first = encode({} if state is None else state, self._context.codec)
             declared = Declared(spec, first, capacity)
-            roster_of(self._context, self.name).declared[chosen] = declared
+            roster = roster_of(self._context, self.name)
+            roster.declared[chosen] = declared
+            roster.existing.discard(chosen)
             handler.perdure_member, handler.perdure_agent = chosen, declared
             return handler
 

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from perdure.errors import Damaged, NotFound, PerdureError
 from perdure.log.labels import find_named
-from perdure.log.pending import Against, Stored, Write, is_large, put_writes, write_statements
+from perdure.log.pending import Against, Stored, Write, is_large, note_asked, put_writes, write_statements
 from perdure.log.reading import read_thread_state
 from perdure.log.thread_table import try_thread
 from perdure.storage.events import event
@@ -55,6 +55,7 @@ def attach(
     if not (yield from is_too_late(ctx, (tenant, name), namespace, id_)):
         if number is not None and not (namespace or also):
             statements = write_statements(tenant, number, id_, writes, against)
+            statements += note_asked(tenant, number, id_, writes, at)
             if (yield Append(statements, (1,) * len(statements))):
                 return
         try:

@@ -14,6 +14,7 @@ from perdure.log.ids import ID_MAX, parse_id, show_id
 from perdure.log.labels import copy_labels, list_labels
 from perdure.log.reading import Loaded, read_line, read_live, read_newest, read_state, read_thread_state
 from perdure.log.records import Record
+from perdure.log.task_questions import note_questions
 from perdure.log.thread_table import ThreadRow, create_thread, find_thread, metadata_of, no_thread, try_thread
 from perdure.storage import metrics
 from perdure.storage.program import Batch, Flow, Program, read, write
@@ -97,7 +98,7 @@ def _fork(
         raise UsageError(f"a thread named {name!r} exists already: choose another name for the fork")
     # A fork at the head also takes the newer labels: subgraphs saved them for the step that follows the head.
     upto = ID_MAX if record.id == row.head else record.id
-    yield Batch(*copy_labels(tenant, row.thread, created.thread, upto))
+    yield Batch(*copy_labels(tenant, row.thread, created.thread, upto), note_questions(tenant, created.thread, now))
     return created.thread, created.tree, record.id
 
 

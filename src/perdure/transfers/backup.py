@@ -67,6 +67,7 @@ def copy_file(source: Path, to: Path, progress: Progress | None = None) -> None:
             closing(_open(source)) as connection,
             closing(apsw.Connection(str(to), flags=apsw.SQLITE_OPEN_READWRITE)) as target,
         ):
+            harden(target)
             # The target needs no journal and no syncs: it counts only when it is complete, synced and renamed.
             for pragma, value in (("journal_mode", "off"), ("synchronous", "off"), ("locking_mode", "exclusive")):
                 target.pragma(pragma, value)

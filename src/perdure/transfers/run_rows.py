@@ -30,17 +30,17 @@ _OWN_BLOBS = Sql("SELECT hash FROM run_blob WHERE tenant = :tenant AND run = :ru
 _RUN, _JOURNAL = table_copy(RUN), table_copy(JOURNAL)
 # Not copied as plain rows: arguments are bound to the incarnation, a fork may share the journal, many runs share blobs.
 _VALUES = table_copy(RUN_VALUE, "kind <> 'args'")
-_COPIED = (_VALUES, *(table_copy(table) for table in TABLES if table.moves))
+COPIED = (_VALUES, *(table_copy(table) for table in TABLES if table.moves))
 _RENAME = Sql("UPDATE run SET id = :id, input = :input WHERE tenant = :tenant AND run = :run", seals={"input": INPUT})
 _RENAME_THREAD = Sql("UPDATE thread SET name = :name WHERE tenant = :tenant AND thread = :thread")
-_DROPS = (*(copy.drop for copy in (_JOURNAL, *_COPIED)), table_copy(RUN_BLOB).drop, _RUN.drop)
+_DROPS = (*(copy.drop for copy in (_JOURNAL, *COPIED)), table_copy(RUN_BLOB).drop, _RUN.drop)
 
 
 class RunPart(NamedTuple):
     row: RunRow
     args: bytes | None
     journal: Rows  # seq, kind, body
-    copied: list[Rows]  # of each table in _COPIED
+    copied: list[Rows]  # of each table in COPIED
     blobs: list[bytes]
 
     def known(self) -> list[Any]:
@@ -55,7 +55,7 @@ def read_run(tenant: int, row: RunRow) -> Program[RunPart]:
     args, own, *copied = yield Batch(
         ARGS_OF(tenant=tenant, run=row.run),
         _OWN_BLOBS(tenant=tenant, run=row.run),
-        *(copy.rows(tenant, row.run) for copy in _COPIED),
+        *(copy.rows(tenant, row.run) for copy in COPIED),
     )
     keys = [*((recorded.entry.extra or {}).get("blob") for recorded in journal.entries), *(key for (key,) in own)]
     blobs = []
@@ -157,6 +157,6 @@ def _statements(tenant: int, part: RunPart, number: int) -> list[Statement]:
         statements.append(rows.SET_ARGS(tenant=tenant, run=number, **args))
     for blob in part.blobs:
         statements += blob_statements(tenant, number, blob)
-    for copy, some in zip(_COPIED, part.copied, strict=True):
+    for copy, some in zip(COPIED, part.copied, strict=True):
         statements += copy.inserts(tenant, some, run=number)
     return statements

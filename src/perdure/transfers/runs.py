@@ -58,9 +58,9 @@ def copy_run(source: StoreContext, to: int, run_id: str, advance: Advance, *, as
     flows.check_no_task(top)
     if (yield from _has(to, top)):
         return 0
-    parts = drive(source.driver, read(partial(_collect, tenant, top.run, move=None if as_is else False)))
+    parts = drive(source.driver, read(partial(read_family, tenant, top.run, move=None if as_is else False)))
     yield from add_runs(to, parts, {part.row.run: {} for part in parts}, advance)
-    yield from _copy_states(source, to, [part.row.id for part in parts], advance)
+    yield from copy_states(source, to, [part.row.id for part in parts], advance)
     return len(parts)
 
 
@@ -98,7 +98,7 @@ class RunMove:
                     f"run {self._id!r} was moved already, to {_about(top).get('to', 'another store')}: it continues "
                     "there. If that transfer was interrupted, repeat it with the same target"
                 )
-            parts = drive(self._source.driver, read(partial(_collect, tenant, top.run, move=True)))
+            parts = drive(self._source.driver, read(partial(read_family, tenant, top.run, move=True)))
             seen = blake3(encode(parts)).hexdigest()
             if about.get("seen") != seen:
                 about = {"kind": "arrival", "seen": seen, "token": self._target.entropy(16).hex()}
@@ -132,7 +132,7 @@ class RunMove:
     def _fence(self, tenant: int, top: RunRow, about: dict[str, Any]) -> Program[bool]:
         """Step 2: fence the runs in the source. Return False if a run has changed since it was read."""
         yield Batch(_LOCK_FAMILY(tenant=tenant, root=top.root), _LOCK_ASKS(tenant=tenant, root=top.root))
-        parts = yield from _collect(tenant, top.run, move=True)
+        parts = yield from read_family(tenant, top.run, move=True)
         if blake3(encode(parts)).hexdigest() != about["seen"]:
             return False
         waiting = orjson.dumps({"kind": "transfer", "to": self._where, "token": about["token"]}).decode()
@@ -145,7 +145,7 @@ class RunMove:
     def _publish(self) -> Program[int]:
         """Step 3: write the states, and the statuses that let workers claim the runs. Return how many runs."""
         arrived = yield from _arrived(self._to, self._id)
-        yield from _copy_states(self._source, self._to, [row.id for row in arrived], self._advance)
+        yield from copy_states(self._source, self._to, [row.id for row in arrived], self._advance)
         for row in arrived:
             yield Batch(_PUBLISH(tenant=self._to, run=row.run, **_about(row)["then"]))
         return len(arrived)
@@ -175,7 +175,7 @@ def _arrived(tenant: int, run_id: str) -> Program[list[RunRow]]:
     return [RunRow._make(row) for row in family]
 
 
-def _copy_states(source: StoreContext, to: int, ids: list[str], advance: Advance) -> Program[None]:
+def copy_states(source: StoreContext, to: int, ids: list[str], advance: Advance) -> Program[None]:
     tenant = drive(source.driver, source.tenant()) or 0
     for name in map(thread_name, ids):
         if drive(source.driver, read(partial(thread_or_stub, tenant, name))) is not None:
@@ -185,7 +185,7 @@ def _copy_states(source: StoreContext, to: int, ids: list[str], advance: Advance
 # --- reading a family
 
 
-def _collect(tenant: int, run: int, move: bool | None) -> Program[list[RunPart]]:
+def read_family(tenant: int, run: int, move: bool | None) -> Program[list[RunPart]]:
     """Read a run and its descendants, parents first. Raises UsageError if they cannot be moved (`move`) or copied.
 
     If `move` is None, the status is not checked.
@@ -237,7 +237,7 @@ def run_digest(tenant: int, run_id: str) -> Program[tuple[bytes, list[RunRow], l
     A copy has the same hash. The threads are locked.
     """
     [top] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
-    parts = yield from _collect(tenant, top[0][0] if top else 0, move=False)
+    parts = yield from read_family(tenant, top[0][0] if top else 0, move=False)
     known: list[Any] = [part.known() for part in parts]
     states = []
     for part in parts:

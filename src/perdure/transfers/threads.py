@@ -16,7 +16,7 @@ from blake3 import blake3
 from perdure.errors import Damaged, UsageError
 from perdure.log.append import INSERT
 from perdure.log.records import R_COLUMNS, RECORD_ENCRYPTED, RECORDS_OF_THREAD, Record, record_of
-from perdure.log.tables import DIFF, FULL_TEXT, RECORD, SALT, TABLES, THREAD
+from perdure.log.tables import DIFF, EXTERNAL_USE, FULL_TEXT, RECORD, SALT, TABLES, THREAD
 from perdure.log.thread_table import (
     MINUTE_US,
     ThreadRow,
@@ -64,8 +64,10 @@ _RECORDS = Sql(
     FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.id IN {{numbers:ids}} ORDER BY r.id""",
     opens={**RECORD_ENCRYPTED, _WIDTH: SALT, _WIDTH + 1: DIFF, _WIDTH + 2: FULL_TEXT},
 )
-_RETENTION = Sql("SELECT retention FROM thread WHERE tenant = :tenant AND thread = :thread")
+_RETENTION = Sql("SELECT retention, asked_at, asked_id FROM thread WHERE tenant = :tenant AND thread = :thread")
 _ADD_THREAD, _ADD_TOMBSTONE = insert_into(THREAD), insert_into(RECORD)
+_USES = Sql("SELECT hash, first, last FROM external_use WHERE tenant = :tenant AND tree = :tree")
+_ADD_USE = insert_into(EXTERNAL_USE)
 _TABLES = tuple(table_copy(table) for table in TABLES if table.moves)
 
 
@@ -117,13 +119,13 @@ def add_threads(to: int, pages: Iterator[Any], advance: Advance) -> Program[tupl
 
     Raises Damaged if the copy fails its checks.
     """
-    threads: list[tuple[ThreadRow, str | None]] = next(pages)
+    threads: list[tuple[ThreadRow, tuple[str | None, int | None, bytes | None]]] = next(pages)
     numbers = yield from _new_numbers(to, [row for row, _ in threads])
     for page in pages:
         if statements := page(numbers):
             yield Batch(*statements)
             advance(len(statements))
-    for row, retention in threads:
+    for row, (retention, asked_at, asked_id) in threads:
         if not isinstance(row.metadata, str | None):
             raise Damaged(
                 f"the metadata of thread {row.name!r} cannot be read in the source: run `perdure store repair`"
@@ -131,8 +133,9 @@ def add_threads(to: int, pages: Iterator[Any], advance: Advance) -> Program[tupl
         thread = numbers.threads[row.thread]
         params = row._asdict() | {"thread": thread, "tree": numbers.tree, "generation": 0}
         params["source"] = numbers.source(row)
+        asked = {"retention": retention, "asked_at": asked_at, "asked_id": asked_id}
         yield Batch(
-            _ADD_THREAD(tenant=to, **params, active=row.updated_at // MINUTE_US, retention=retention),
+            _ADD_THREAD(tenant=to, **params, active=row.updated_at // MINUTE_US, **asked),
             *add_tags(to, thread, metadata_of(row)),
         )
     findings = yield from check_tree(to, numbers.tree)
@@ -163,17 +166,19 @@ def _read_with_tasks(tenant: int, names: Sequence[str], tasks: list[RunPart], pu
 
 
 def read_threads(tenant: int, names: Sequence[str], put: Put) -> Program[None]:
-    """Put the rows and retentions of threads of one tree, then functions that make the statements of each page."""
-    threads: list[tuple[ThreadRow, str | None]] = []
+    """Put the rows of threads of one tree, then functions that make the statements of each page."""
+    threads: list[tuple[ThreadRow, tuple[str | None, int | None, bytes | None]]] = []
     needed: set[int] = set()
     for name in names:
         row = yield from find_thread(tenant, name)
         key = {"tenant": tenant, "thread": row.thread}
         records, retention = yield Batch(_NEEDED(**key, tree=row.tree), _RETENTION(**key))
         needed.update(record for (record,) in records)
-        threads.append((row, retention[0][0]))
+        threads.append((row, retention[0]))
     put(threads)
     yield from _read_records(tenant, threads[0][0].tree, needed, put)
+    [uses] = yield Batch(_USES(tenant=tenant, tree=threads[0][0].tree))
+    put(partial(_uses, uses))
     for table in _TABLES:
         for row, _ in threads:
             offset, limit = 0, PAGE_ROWS // 10
@@ -206,6 +211,20 @@ def _record(record: Record, body: Sequence[Any], numbers: _Numbers) -> Statement
         return _ADD_TOMBSTONE(**params, body=None)
     salt, diff, full = body
     return INSERT(**params, salt=salt, diff=diff, full_text=full)
+
+
+def _uses(uses: Rows, numbers: _Numbers) -> list[Statement]:
+    return [
+        _ADD_USE(tenant=numbers.tenant, tree=numbers.tree, hash=key, first=first, last=last)
+        for key, first, last in uses
+    ]
+
+
+def values_of(tenant: int, names: Sequence[str]) -> Program[list[bytes]]:
+    """Return the hashes of the large values that threads of one tree may refer to."""
+    row = yield from find_thread(tenant, names[0])
+    [uses] = yield Batch(_USES(tenant=tenant, tree=row.tree))
+    return [bytes(key) for key, _, _ in uses]
 
 
 def _in_table(table: TableCopy, thread: int, rows: Rows, numbers: _Numbers) -> list[Statement]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from perdure.errors import Damaged
 from perdure.log.envelopes import ENVELOPE
+from perdure.log.task_questions import ANSWERED
 from perdure.values.codec import Codec, decode
 from perdure.views.readable_values import readable
 
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
     from perdure.threads.models import Checkpoint
     from perdure.threads.thread import Thread
 
-_START, _INTERRUPT = "__start__", "__interrupt__"
-_CONTROL = frozenset({_INTERRUPT, "__resume__", "__error__", "__error_source_node__"})  # not the output of a task
+_START, _INTERRUPT, _RESUME = "__start__", "__interrupt__", "__resume__"
+_CONTROL = frozenset({_INTERRUPT, ANSWERED, _RESUME, "__error__", "__error_source_node__"})  # not the output of a task
 _TASKS, _BRANCH, _JOIN = "__pregel_tasks", "branch:to:", "join:"
 _BOOKKEEPING = ("branch:", _JOIN, "start:", _TASKS)
+_PULL = "~__pregel_pull, "  # the path of a node's task begins with it
 _OPAQUE = b"\x00"  # the first byte of a write that another serializer made
 
 
@@ -37,8 +39,9 @@ class GraphCheckpoint:
     namespace: str
     metadata: Any
     next: list[str]  # the nodes that run next, as `graph.get_state(…).next` names them
-    interrupts: list[dict[str, Any]]  # the open ones: {"id", "value"}
-    pending_writes: list[dict[str, Any]]  # {"task", "channel", "value"}
+    # The graph waits at them: {"id", "value", "answer"}. An answer is {"value", "who", "at"} or None.
+    interrupts: list[dict[str, Any]]
+    pending_writes: list[dict[str, Any]]  # {"task", "node", "channel", "value"}; the node of a `Send` is None
     namespaces: dict[str, str]  # of subgraphs, each with its newest checkpoint
     problem: str = ""  # why pending writes are left out
 
@@ -102,26 +105,39 @@ def _described(
         metadata=readable(book.get("metadata")),
         next=list(_next_nodes(state, book, ran)),
         interrupts=_open_interrupts(writes, done) if is_newest else [],
-        pending_writes=[write for write in writes if write["channel"] != _INTERRUPT],
+        pending_writes=[write for write in writes if not _is_shown_otherwise(write)],
         namespaces={line.namespace: line.newest for line in lines if line.namespace},
         problem=problem,
     )
 
 
+def _is_shown_otherwise(write: dict[str, Any]) -> bool:
+    """Return whether a write is shown with its interrupt, or is an answer to the graph that was cleared."""
+    return write["channel"] in (_INTERRUPT, ANSWERED) or (write["channel"] == _RESUME and write["value"] is None)
+
+
 def _write_json(write: Write) -> dict[str, Any]:
     opaque = write.text[:1] == _OPAQUE  # only the serializer that made it can read it
     value = write.text[1:] if opaque else decode(write.text, Codec(), raw=True)
-    return {"task": write.task, "channel": write.key, "value": readable(value)}
+    node = write.path.removeprefix(_PULL) if write.path.startswith(_PULL) else None
+    return {"task": write.task, "node": node, "channel": write.key, "value": readable(value)}
 
 
 def _open_interrupts(writes: list[dict[str, Any]], done: set[Any]) -> list[dict[str, Any]]:
     """Return the interrupts of tasks without output, each once: the caller of a task raises its interrupt again."""
     interrupts: dict[str, dict[str, Any]] = {}
+    given = {
+        one["id"]: {name: one[name] for name in ("value", "who", "at")}
+        for write in writes
+        if write["channel"] == ANSWERED
+        for one in write["value"]
+    }
     for write in writes:
         if write["channel"] == _INTERRUPT and write["task"] not in done:
             for item in write["value"] if isinstance(write["value"], list) else [write["value"]]:
                 raised = item if isinstance(item, dict) else {"value": item}
-                interrupts.setdefault(str(raised.get("id")), {name: raised.get(name) for name in ("id", "value")})
+                shown = {"id": raised.get("id"), "value": raised.get("value"), "answer": given.get(raised.get("id"))}
+                interrupts.setdefault(str(raised.get("id")), shown)
     return list(interrupts.values())
 
 
@@ -144,7 +160,7 @@ def _next_nodes(state: dict[str, Any], book: dict[str, Any], ran: set[str]) -> I
         known: Any = _mapping(seen.get(node)).get(channel)
         version: Any = versions.get(channel)
         is_new = known is None or (type(known) is type(version) and bool(version > known))
-        if is_new and f"~__pregel_pull, {node}" not in ran:
+        if is_new and f"{_PULL}{node}" not in ran:
             yield node
 
 

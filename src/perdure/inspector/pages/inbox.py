@@ -49,7 +49,8 @@ async def answer(view: PageView, fields: Fields) -> Confirmation:
     """Answer a question."""
     question = await _question(view, fields["run"], fields["path"])
     value = answer_in(question, fields)
-    text = f"Run {question.run}, step {question.path}: {question.text} The answer is recorded as {view.who}'s."
+    where = f"Run {question.run}, step {question.path}" if question.thread is None else f"Thread {question.thread}"
+    text = f"{where}: {question.text} The answer is recorded as {view.who}'s."
     command = view.signed("answer", question.run, question.path, _text(value))
     return Confirmation(f"Answer {_text(value)}?", text, "Answer", (command,), lambda: _give(view, question, value))
 
@@ -125,6 +126,8 @@ async def _question(view: PageView, run: str, path: str) -> Question:
 
 async def _give(view: PageView, question: Question, value: Any) -> str:
     receipt = await view.store.aanswer(question.run, value, step=question.path, who=view.who)
+    if receipt.settled and question.thread is not None:
+        return f"Answered. A worker that was given the graph resumes {question.thread}, or invoke it again."
     if receipt.settled:
         return f"Answered. A worker will resume {question.run}."
     return f"Noted. {receipt.missing} more of the same kind needed for {question.run}."

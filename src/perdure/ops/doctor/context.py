@@ -13,7 +13,7 @@ from perdure.memory.labels import above, below, labels_of
 from perdure.memory.large import LARGE_ITEMS
 from perdure.memory.policies import DEFAULT, MemoryPolicy, load
 from perdure.memory.rows import SEQUENCE_BITS
-from perdure.memory.search import searcher_of
+from perdure.memory.scopes import searcher_of
 from perdure.ops.doctor.findings import DAY_S, Finding, many
 from perdure.runs.journal.rows import FINISHED
 from perdure.storage.program import Flow, Sql, fetch, read

@@ -127,11 +127,22 @@ def restore_intent(call: StepCall, last: Entry) -> None:
 
 
 def make_key(call: StepCall) -> IdempotencyKey:
-    """Return the key by which the receiver detects a repeated request: equal for all attempts, unique to each call."""
-    execution = call.execution
+    """Return the key by which the receiver detects a repeated request: equal for all attempts, unique to each call.
+
+    In the turn of a member, an effect that was undone when its message was given up gets another one.
+    """
+    execution, turn = call.execution, call.execution.turn
     if not execution.key_head:  # the same for all keys of a run
-        execution.key_head = _framed(execution.row.incarnation, execution.ctx.tenant_name.encode())
+        incarnation = execution.row.incarnation if turn is None else turn.lineage
+        execution.key_head = _framed(incarnation, execution.ctx.tenant_name.encode())
     framed = execution.key_head + _framed(call.path.encode(), call.name.encode(), call.args_hash)
+    key = _key_of(framed)
+    while turn is not None and key in turn.undone:
+        key = _key_of(key.encode())
+    return key
+
+
+def _key_of(framed: bytes) -> IdempotencyKey:
     return IdempotencyKey("pd_" + blake3(framed).hexdigest()[:29])  # 32 characters: some receivers accept no more
 
 

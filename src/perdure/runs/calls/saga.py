@@ -51,9 +51,7 @@ def compensate(execution: Execution, status: str, error: dict[str, Any] | None) 
     """
     if not has_something_to_undo(execution):
         return
-    if ending(execution) is None:
-        at, extra = execution.ctx.clock_us(), {"as": status, "error": error}
-        yield from execution.journal.record((VALUE, Entry(END, UNDONE.name, at, extra=extra)))
+    yield from decide(execution, status, error)
     yield from settle_open(execution)
     calls = execution.index.calls()
     units = [*standing.undoable(calls), *standing.spawned(calls)]
@@ -62,7 +60,14 @@ def compensate(execution: Execution, status: str, error: dict[str, Any] | None) 
         if recorded.kind == SPAWN:
             yield from _undo_child(execution, recorded.entry)
         else:
-            yield from _undo(execution, recorded.entry)
+            yield from undo_effect(execution, recorded.entry)
+
+
+def decide(execution: Execution, status: str, error: dict[str, Any] | None) -> Operation[None]:
+    """Record that a run is to be undone, and how it will have ended, unless that is recorded already."""
+    if ending(execution) is None:
+        at, extra = execution.ctx.clock_us(), {"as": status, "error": error}
+        yield from execution.journal.record((VALUE, Entry(END, UNDONE.name, at, extra=extra)))
 
 
 def open_calls(execution: Execution) -> list[Recorded]:
@@ -85,8 +90,10 @@ def settle_open(execution: Execution) -> Operation[None]:
         call.is_last = True
         try:
             was_done, _ = yield from settle(call)
-        except InDoubt:  # on_doubt="fail": it is recorded, and the function that could catch it has ended
-            continue
+        except InDoubt:
+            if completion(execution.index.at(entry.path)) is None:
+                raise  # a person must decide, and nothing parks here
+            continue  # on_doubt="fail": it is recorded, and the function that could catch it has ended
         if not was_done:
             error = RunError(f"{spec.name} did not happen")
             yield from ended(call, None, {"error": describe_error(error, execution.ctx.codec)})
@@ -101,7 +108,8 @@ def _effect_named(name: str) -> StepSpec:
     return spec
 
 
-def _undo(execution: Execution, intent: Entry) -> Operation[None]:
+def undo_effect(execution: Execution, intent: Entry) -> Operation[None]:
+    """Undo an effect, unless its undo is recorded. Raises RunStuck if the undo fails."""
     spec = _effect_named(intent.name)
     if spec.undo is None:
         raise RunStuck(f"effect {intent.name!r} had an undo when it ran, and has none now; give it one again")

@@ -8,7 +8,7 @@ from typing import Any
 
 from blake3 import blake3
 
-from perdure.errors import RunStuck, Unstorable, UsageError
+from perdure.errors import RunStuck, Unstorable
 from perdure.runs.calls.bodies import call_body, measured_call, run_body
 from perdure.runs.calls.failures import (
     Unresolved,
@@ -23,7 +23,7 @@ from perdure.runs.calls.timeouts import check_again, check_deadline
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.matching import after_recorded, in_turn
 from perdure.runs.execution.operation import Operation, Pause, Wait, run_operation
-from perdure.runs.execution.scope import Scope, StepCall
+from perdure.runs.execution.scope import Scope, StepCall, refused_in
 from perdure.runs.functions.inputs import DIGEST_BYTES, digest
 from perdure.runs.functions.specs import StepSpec
 from perdure.runs.journal.entries import DONE, FAILED, Entry, compress
@@ -184,7 +184,8 @@ def wait_until(execution: Execution, path: str, due_us: int, kind: CallKind, wai
 
 def refuse_nested(spec: StepSpec, scope: Scope) -> None:
     assert scope.body is not None
-    raise UsageError(
+    raise refused_in(
+        scope.body,
         f"effect {spec.name!r} was called inside step {scope.body.name!r}: a step may be run again, and the effect "
-        "with it. Call the effect in the durable function, or make the step an effect"
+        "with it. Call the effect in the durable function, or make the step an effect",
     )

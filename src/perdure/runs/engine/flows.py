@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from perdure.errors import JournalDamaged, NotFound, RunMismatch, UsageError
+from perdure.errors import Archived, JournalDamaged, NotFound, RunMismatch, UsageError
 from perdure.log.archived import check_archived
 from perdure.runs.calls import asks, messages
 from perdure.runs.calls.children import has_undone
@@ -45,6 +45,15 @@ def tenant_of(ctx: StoreContext, run_id: str) -> Flow[int]:
     if tenant is None:
         raise no_run(run_id)
     return tenant
+
+
+def exists(ctx: StoreContext, run_id: str) -> Flow[bool]:
+    """Return whether there is a run with this id, also if it is archived."""
+    try:
+        yield from locate(ctx, run_id)
+    except NotFound as error:
+        return isinstance(error, Archived)
+    return True
 
 
 def locate(ctx: StoreContext, run_id: str) -> Flow[tuple[int, RunRow]]:

@@ -70,10 +70,10 @@ class Step:
 
 @dataclass(frozen=True)
 class Question:
-    """A question of a run to a person."""
+    """A question of a run, or of a graph's thread, to a person."""
 
-    run: str
-    path: str
+    run: str  # its id; of a graph: the name of the thread
+    path: str  # the step; of a graph: the id of the interrupt
     kind: str  # question, approval, doubt
     text: str
     options: list[Any] | None
@@ -88,7 +88,8 @@ class Question:
     step: str | None = None
     reason: str | None = None  # for a doubt: why `reconcile` could not decide
     effect: str | None = None  # of an approval or a doubt: the name of the effect
-    arguments: dict[str, Any] | None = None  # its arguments, secrets masked
+    arguments: dict[str, Any] | None = None  # its arguments, secrets masked; of a graph: what the interrupt shows
+    thread: str | None = None  # of a graph's `interrupt()`: the thread that it is in; None: a run asks
 
 
 EventKind = Literal[

@@ -26,7 +26,7 @@ from perdure.runs.execution.execution import Execution, KeptTurn
 from perdure.runs.execution.operation import Operation
 from perdure.runs.execution.turn import ATTEMPTS, AgentOptions, AgentTurn, MailDraft, team_of, turn_incarnation
 from perdure.runs.functions.specs import DurableSpec
-from perdure.runs.journal import mail, rows
+from perdure.runs.journal import mail, rows, standing
 from perdure.runs.journal.entries import DONE, FAILED, Entry, decompress
 from perdure.runs.journal.journal import read_whole
 from perdure.runs.journal.mail import EndedTurn, MailRow, Outgoing, TurnEnd
@@ -115,7 +115,9 @@ def _commit(
     execution: Execution, drafts: list[MailDraft], text: bytes, saving: PreparedSave | None, buried: bytes | None
 ) -> Operation[str]:
     turn, row, ctx = execution.turn, execution.row, execution.ctx
-    sends = yield from _addressed(execution, drafts)
+    # A notice of a letter that is given up again is another one; what a turn sends is the same, whenever it succeeds.
+    head = f"{turn.lineage.hex()}/m" if buried is None else f"{row.incarnation.hex()}/d"
+    sends = yield from _addressed(execution, drafts, head)
     count = 1 if execution.kept is None else execution.kept.turns + 1
     since = max(1, execution.index.last)
     ending = TurnEnd(
@@ -166,16 +168,16 @@ def _after(execution: Execution, ended: EndedTurn, since: int, text: bytes, coun
     return "running"
 
 
-def _addressed(execution: Execution, drafts: list[MailDraft]) -> Operation[list[Outgoing]]:
-    """Return what a turn sends, with the numbers of the receivers. Raises NotFound, UsageError."""
+def _addressed(execution: Execution, drafts: list[MailDraft], head: str) -> Operation[list[Outgoing]]:
+    """Return what a turn sends, with the receivers' numbers and keys after `head`. Raises NotFound, UsageError."""
     named = [draft.target for draft in drafts if not draft.is_id]
     members = dict(zip(named, (yield from receivers(execution, named)), strict=True))
     by_id = yield from runs_of_ids(execution, [draft.target for draft in drafts if draft.is_id])
-    head, sends = execution.row.incarnation.hex(), list[Outgoing]()
+    sends = list[Outgoing]()
     for number, draft in enumerate(drafts):
         to = by_id.get(draft.target) if draft.is_id else members[draft.target][0]
         if to is not None:
-            about = draft.topic, f"{head}/m{number}", draft.value, draft.header, draft.for_turn, to.capacity
+            about = draft.topic, f"{head}{number}", draft.value, draft.header, draft.for_turn, to.capacity
             sends.append(Outgoing(to.row.run, *about))
     return sends
 
@@ -245,7 +247,14 @@ def give_up(execution: Execution, spec: DurableSpec | None, described: dict[str,
     if options.supervisor is not None and options.supervisor != execution.row.id.partition("/")[2]:
         notice = execution.encoded(_notice(execution, reason, options.policy))
         drafts.append(MailDraft(f"{team_of(execution.row.id)}/{options.supervisor}", notice, is_id=True))
-    header = orjson.dumps({**about, "error": reason, "at": execution.ctx.clock_us()})
+    undone = [*turn.undone, *standing.undone_keys(execution.index.calls())]
+    after = {
+        "given_up": about.get("given_up", 0) + 1,
+        "undone": undone,
+        "error": reason,
+        "at": execution.ctx.clock_us(),
+    }
+    header = orjson.dumps({**about, **after})
     return (yield from _commit(execution, drafts, turn.text, None, header))
 
 

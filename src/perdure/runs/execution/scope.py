@@ -299,8 +299,20 @@ def need_scope(what: str) -> Scope:
             "your own loses the run; use perdure.gather or perdure.map for parallel work"
         )
     if scope.body is not None:
-        raise UsageError(
+        raise refused_in(
+            scope.body,
             f"{what} was called inside step {scope.body.name!r}: a step's body is recorded as a whole. "
-            "Call it in the durable function"
+            "Call it in the durable function",
         )
     return scope
+
+
+def refused_in(body: StepCall, why: str) -> UsageError:
+    """Return the error for a call that a body must not make.
+
+    In the body of a framework's tool it ends the run: the framework may make a result of it, which a model would see.
+    """
+    error = UsageError(why)
+    if body.caller.holds:
+        body.caller.hold(error)
+    return error

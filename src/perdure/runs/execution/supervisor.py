@@ -279,8 +279,9 @@ class Supervisor:
         self._wake(stop)
         if isinstance(stop, Parked | Paused | Undo) and self._execution.busy > 0:
             self._loop.call_later(_LOOK_S * 5, self._interrupt)  # operations under way may end first
-        else:
-            self.cancel(self._tasks - waiting)
+        elif self.cancel(self._tasks - waiting):
+            # A framework may catch it, and then wait for a task of its own that was cancelled too.
+            self._loop.call_later(_PATIENCE_S, self._interrupt)
 
 
 def _is_cancelled() -> bool:

@@ -55,24 +55,26 @@ class AgentTurn:
     def __init__(self, row: RunRow, mail: MailRow, cursor: Cursor, text: bytes) -> None:
         self.row, self.number = row, (row.turn or 0) + 1
         self.mail, self.cursor, self.text = mail, cursor, text
+        self.lineage = turn_incarnation(row.incarnation, mail, 0)  # however often the message was given up
+        self.undone = frozenset[str](mail.about.get("undone", ()))
         self.state: Any = None  # the handler changes it in place
         self.message: Any = None
         self.sends: list[MailDraft] = []
 
 
-def turn_incarnation(incarnation: bytes, mail: MailRow, resent: int | None = None) -> bytes:
-    """Return what the idempotency keys of a turn are derived from.
+def turn_incarnation(incarnation: bytes, mail: MailRow, given_up: int | None = None) -> bytes:
+    """Return what the ids of a turn's children and calls are derived from.
 
-    It follows from the message. So a message that is handled again after a rewind has the same keys, and another
-    message at the same place has others. A message that was sent again from the dead letters has new ones. A nonce
-    tells messages apart for which a sender outside chose the same key, after retention has removed the first one.
-    `resent` asks for the keys of an earlier time that it was sent.
+    It follows from the message. So a message that is handled again after a rewind has the same ids, and another message
+    at the same place has others. A message that was given up, and is sent again, has new ones: its children were
+    undone. A nonce tells messages apart for which a sender outside chose the same key, after retention has removed the
+    first one. `given_up` asks for the ids of an earlier time; those of 0 are what the keys of effects are derived from.
     """
     about = mail.about
     parts = (
         incarnation,
         mail.key.encode(),
-        about.get("resent", 0) if resent is None else resent,
+        about.get("given_up", 0) if given_up is None else given_up,
         about.get("nonce", "").encode(),
     )
     return blake3(b"%b/%b/%d/%b" % parts).digest(16)

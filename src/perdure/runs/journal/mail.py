@@ -7,12 +7,12 @@ statement of that transaction names the fence, so an owner that lost the run wri
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
 
-from perdure.log.append import head_statement
+from perdure.log.append import GuardedHead
 from perdure.runs.journal.rows import FINISHED, NEVER, FenceToken, untyped
 from perdure.runs.tables import INTENT, MAIL_HEADER, MAIL_VALUE
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
@@ -20,7 +20,15 @@ from perdure.threads.save_engine import Moved, PreparedSave
 
 # The owner of the turn that ends: its row is as it was when the turn began.
 _HELD = """tenant = :tenant AND run = :me AND fence = :fence AND status = 'running' AND turn = :turn - 1"""
-_IF_HELD = f" AND EXISTS (SELECT 1 FROM run WHERE {_HELD})"
+# If the turn saved a state, in the same batch as all else, nothing happens unless that is now the head of its thread.
+_SAVED = """(CAST(:saved AS bigint) IS NULL OR EXISTS (
+    SELECT 1 FROM thread WHERE tenant = :tenant AND thread = :thread AND head = CAST(:saved AS bigint)))"""
+_IF_HELD = f" AND EXISTS (SELECT 1 FROM run WHERE {_HELD}) AND {_SAVED}"
+_SAVE = GuardedHead(
+    f"""EXISTS (SELECT 1 FROM run WHERE {_HELD}) AND EXISTS (SELECT 1 FROM mail
+        WHERE tenant = :tenant AND run = :me AND seq = :seq AND mail.state = 0)
+    AND (SELECT count(*) FROM run WHERE tenant = :tenant AND run IN {{numbers:all}}) = :count"""
+)
 _OVER = ", ".join(f"'{status}'" for status in FINISHED)
 IS_ANSWER = "topic LIKE 'call:%'"  # to a call of a turn
 IS_TOPIC = f"topic <> '' AND NOT {IS_ANSWER}"
@@ -31,7 +39,9 @@ def _both(text: str, **columns: Any) -> Sql:
 
 
 def _put(guard: str) -> Sql:
-    """Return the statement that adds a message to a box. One that was withdrawn by a rewind is sent anew."""
+    """Return the statement that adds a message to a box. One that was withdrawn by a rewind is sent anew.
+
+    It keeps its header, which may say that it was given up before (`MailRow.about`)."""
     return _both(
         f"""INSERT INTO mail (tenant, run, seq, topic, key, sender, sent_turn, state, header, value, at)
         SELECT t.tenant, t.run,
@@ -42,8 +52,8 @@ def _put(guard: str) -> Sql:
             :header::bytea, :value::bytea, {{now}}
         FROM run t WHERE t.tenant = :tenant AND t.run = :to{guard}
         ON CONFLICT (tenant, run, key) DO UPDATE SET seq = excluded.seq, state = excluded.state, at = excluded.at,
-            sent_turn = excluded.sent_turn, taken_turn = NULL, record = NULL, header = excluded.header,
-            value = excluded.value WHERE mail.state = 3""",
+            sent_turn = excluded.sent_turn, taken_turn = NULL, record = NULL, value = excluded.value,
+            header = coalesce(excluded.header, mail.header) WHERE mail.state = 3""",
         seals={"value": MAIL_VALUE.at("to", "key"), "header": MAIL_HEADER.at("to", "key")},
     )
 
@@ -96,6 +106,11 @@ _DROP = [
     )
     for table in ("answer", "ask", "journal", "run_blob")
 ]
+# Nobody waits any more for an answer that came after its call had ended.
+_FORGET_ANSWERS = Sql(
+    f"""UPDATE mail SET state = 3
+    WHERE tenant = :tenant AND run = :me AND {IS_ANSWER} AND state = 0{_IF_HELD}"""
+)
 _MORE = "EXISTS (SELECT 1 FROM mail WHERE tenant = :tenant AND run = :me AND topic = '' AND state = 0)"
 _STAYS = f"(:stay = 1 AND request IS NULL AND {_MORE})"
 _END = Sql(
@@ -105,7 +120,7 @@ _END = Sql(
         status = CASE WHEN {_STAYS} THEN 'running' WHEN request IS NOT NULL OR {_MORE} THEN 'queued'
             ELSE 'waiting' END,
         wake_at = CASE WHEN request IS NOT NULL OR {_MORE} THEN 0 ELSE {NEVER} END
-    WHERE {_HELD} RETURNING status"""
+    WHERE {_HELD} AND {_SAVED} RETURNING status"""
 )
 _FAILED_AGAIN = Sql("UPDATE run SET crashes = crashes + 1 WHERE tenant = :tenant AND run = :run AND fence = :fence")
 _FULL = Sql(
@@ -126,7 +141,8 @@ class MailRow(NamedTuple):
 
     @property
     def about(self) -> dict[str, Any]:
-        """The header: its call (reply, turn), how often it was sent again (resent), why it is dead, a nonce."""
+        """The header: its call (reply, turn), how often it was given up and the keys of the effects that were undone
+        then (given_up, undone), why it is dead (error, at), a nonce."""
         return orjson.loads(self.header) if self.header else {}
 
 
@@ -197,16 +213,12 @@ def failed_again(token: FenceToken) -> Statement:
     return _FAILED_AGAIN(**token._asdict())
 
 
-def end_turn(token: FenceToken, sender: str, end: TurnEnd, saving: PreparedSave | None) -> Program[EndedTurn]:
-    """End a turn. Raises TurnLost, ReceiverGone, or Moved if another writer has changed the state's thread."""
-    tenant, run, fence = token
-    me = {"tenant": tenant, "me": run, "fence": fence, "turn": end.turn}
-    receivers = {out.to for out in end.sends}
-    statements = [_LOCK(tenant=tenant, all=orjson.dumps(sorted({run, *receivers})).decode())]
+def _changes(me: Mapping[str, Any], sender: str, end: TurnEnd) -> list[Statement]:
+    """Return the statements that take the message, send what the turn sends, and drop the journal of the turn."""
     if end.buried is None:
-        statements.append(_TAKE(**me, seq=end.mail.seq, record=end.record))
+        statements = [_TAKE(**me, seq=end.mail.seq, record=end.record)]
     else:
-        statements += [_BURY(**me, seq=end.mail.seq, key=end.mail.key, header=end.buried), _UNTAKE(**me)]
+        statements = [_BURY(**me, seq=end.mail.seq, key=end.mail.key, header=end.buried), _UNTAKE(**me)]
     for out in end.sends:
         about = {**me, "to": out.to, "topic": out.topic}
         fields = {"key": out.key, "value": out.value, "header": out.header, "for_turn": out.for_turn}
@@ -215,9 +227,27 @@ def end_turn(token: FenceToken, sender: str, end: TurnEnd, saving: PreparedSave 
             _WAKE_HELD(**about),
         ]
     if end.has_journal:
-        statements += [drop(**me) for drop in _DROP]
-    is_quick = saving is not None and saving.warm is not None and saving.draft.base is not None
-    if saving is not None and not is_quick:
+        statements += [_FORGET_ANSWERS(**me), *(drop(**me) for drop in _DROP)]
+    return statements
+
+
+def end_turn(token: FenceToken, sender: str, end: TurnEnd, saving: PreparedSave | None) -> Program[EndedTurn]:
+    """End a turn. Raises TurnLost, ReceiverGone, or Moved if another writer has changed the state's thread.
+
+    If one statement can save the state, all else depends on it, so COMMIT goes along with the only batch.
+    """
+    tenant, run, fence = token
+    receivers = {run, *(out.to for out in end.sends)}
+    numbers = orjson.dumps(sorted(receivers)).decode()
+    me: dict[str, Any] = {"tenant": tenant, "me": run, "fence": fence, "turn": end.turn, "saved": None, "thread": None}
+    statements = [_LOCK(tenant=tenant, all=numbers)]
+    base = None if saving is None or saving.warm is None else saving.draft.base
+    if saving is not None and saving.warm is not None and base is not None:
+        record = saving.warm.record
+        held = {"me": run, "fence": fence, "turn": end.turn, "seq": end.mail.seq}
+        statements.append(_SAVE(saving.draft, base, tenant, record, **held, all=numbers, count=len(receivers)))
+        me |= {"saved": record.id, "thread": record.thread}
+    elif saving is not None:
         yield from saving.program()
     limits = [_FULL(tenant=tenant, to=out.to, capacity=out.capacity) for out in end.sends if out.capacity is not None]
     last = [
@@ -225,17 +255,15 @@ def end_turn(token: FenceToken, sender: str, end: TurnEnd, saving: PreparedSave 
         _NEXT(tenant=tenant, me=run),
         *limits,
     ]
-    if is_quick and saving is not None and saving.draft.base is not None and saving.warm is not None:
-        head = head_statement(saving.draft, saving.draft.base, tenant, saving.warm.record, returning=True)
-        answers = yield Batch(*statements, head, *last)
-        if not answers[len(statements)]:
+    take = len(statements)
+    answers = yield Batch(*statements, *_changes(me, sender, end), *last, last=base is not None)
+    ended, rows, *full = answers[len(answers) - len(last) :]
+    if len(answers[0]) != len(receivers):
+        raise ReceiverGone
+    if saving is not None and base is not None:
+        if not answers[1]:  # then nothing else has happened either
             raise Moved(0)
         saving.note_appended()
-    else:
-        answers = yield Batch(*statements, *last)
-    ended, rows, *full = answers[len(answers) - len(last) :]
-    if not ended or not answers[1]:
+    if not ended or not answers[take]:
         raise TurnLost
-    if len(answers[0]) != len({run, *receivers}):
-        raise ReceiverGone
     return EndedTurn(ended[0][0], MailRow._make(rows[0]) if rows else None, any(full))

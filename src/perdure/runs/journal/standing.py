@@ -24,6 +24,14 @@ def undoable(calls: Calls) -> list[tuple[int, Recorded]]:
     return [(at, intent) for at, intent in _happened(calls) if _has_undo(intent)]
 
 
+def undone_keys(calls: Calls) -> list[str]:
+    """Return the idempotency keys of a run's own effects that were undone, and those of their undos."""
+    intents = {path: [one for one in entries if one.kind == INTENT and one.own] for path, entries in calls}
+    undos = {path: own for path, own in intents.items() if path.startswith(UNDO)}
+    both = [*undos.values(), *(intents.get(path.removeprefix(UNDO), []) for path in undos)]
+    return sorted({str((one.entry.extra or {})["key"]) for own in both for one in own})
+
+
 def lasting(calls: Calls) -> str:
     """Return a text that names a run's own effects that happened and have no undo; "" if there are none."""
     steps: dict[str, list[str]] = {}

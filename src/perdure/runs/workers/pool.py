@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from queue import SimpleQueue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from perdure.runs.engine.local import RunExecution
 from perdure.storage.events import event, where
@@ -54,6 +54,12 @@ class WorkerPool:
                 self._threads.append(thread)
                 thread.start()
         self._calls.put(work)
+
+    def await_(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine on the event loop, and wait for its end on this thread."""
+        import asyncio
+
+        asyncio.run_coroutine_threadsafe(work, self._running_loop()).result()
 
     def close(self) -> None:
         """End the idle threads now, and the others when their work is done. Stop the loop."""

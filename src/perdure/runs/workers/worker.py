@@ -42,6 +42,7 @@ from perdure.runs.maintenance.deployments import revert_failing
 from perdure.runs.maintenance.tenant_isolation import for_tenant
 from perdure.runs.schedules.firing import fire_due
 from perdure.runs.workers.pool import WorkerPool
+from perdure.runs.workers.resumers import Resuming
 from perdure.storage.events import event, said
 from perdure.storage.prepared import settle_quietly
 from perdure.storage.program import Flow, Program, drive, read, write
@@ -69,9 +70,11 @@ _log = logging.getLogger("perdure")
 class Worker:
     """Executes the due runs of a store: `perdure.Worker(store).run()`.
 
-    It claims runs of these `queues` and durable `functions` (default: all that this process knows), up to `concurrency`
-    at once. They belong to the store's tenant, or with `all_tenants` to any. It looks for work at least every `poll_s`
-    seconds. After SIGTERM or SIGINT its runs have `drain_s` seconds to finish or park before they are released.
+    It claims runs of these `queues` and durable `functions` (default: all that this process knows, or none if there are
+    `graphs`), and resumes threads of `graphs` whose questions were answered, up to `concurrency` at once.
+    `where` selects the threads by their metadata, if several graphs share the store. Runs belong to the store's tenant,
+    or with `all_tenants` to any. It looks for work at least every `poll_s` seconds. After SIGTERM or SIGINT its runs
+    have `drain_s` seconds to finish or park before they are released.
     """
 
     def __init__(
@@ -79,6 +82,8 @@ class Worker:
         store: Store,
         functions: Sequence[Callable[..., Any]] | None = None,
         *,
+        graphs: Sequence[object] = (),
+        where: Mapping[str, Any] | None = None,
         queues: Sequence[str | Queue] | str | Queue = (_DEFAULT_QUEUE,),
         concurrency: int = 8,
         all_tenants: bool = False,
@@ -97,7 +102,9 @@ class Worker:
             raise UsageError(f"poll_s={poll_s!r}, drain_s={drain_s!r}: seconds; poll_s above 0")
         self.concurrency, self.all_tenants, self.poll_s, self.drain_s = concurrency, all_tenants, poll_s, drain_s
         self.counts: Counter[str] = Counter()  # how executions ended: done, waiting, failed, lost …
+        functions = [] if functions is None and graphs else functions
         self._given = None if functions is None else {spec.name: spec for spec in map(durable_spec, functions)}
+        self._resuming = Resuming(store, graphs, where or {})
         self._store = store
         self._ctx: StoreContext = store._context
         self._contexts: dict[int, StoreContext] = {}
@@ -114,7 +121,11 @@ class Worker:
         self._told_versions: set[tuple[str, str]] = set()
 
     def __repr__(self) -> str:
-        return f"<Worker of queues {', '.join(self.queues)}: {len(self._active)} of {self.concurrency} runs>"
+        return f"<Worker of queues {', '.join(self.queues)}: {self._busy} of {self.concurrency} runs>"
+
+    @property
+    def _busy(self) -> int:
+        return len(self._active) + len(self._resuming.active)
 
     def run(self, *, until_idle: bool = False) -> None:
         """Work until `stop`, until SIGTERM or SIGINT (main thread only), or with `until_idle` until nothing is due."""
@@ -183,13 +194,15 @@ class Worker:
 
     def _turn(self, until_idle: bool) -> float | None:
         """Look for due runs, claim and start them. Return the seconds to wait, or None to end if nothing is due."""
-        most = self.concurrency - len(self._active)
         try:
+            is_busy = self._busy > 0  # read first: what ends after the look may make something due
+            self._resuming.start(self.concurrency - self._busy, self._pool.call, self._pool.await_, self._resumed)
+            most = self.concurrency - self._busy
             if not until_idle:
                 self._maintain_when_due()
             self._revert_when_due()
             self._fire_schedules()
-            pause_s = self.poll_s if most <= 0 else self._find_work(most, until_idle)
+            pause_s = self.poll_s if most <= 0 else self._find_work(most, until_idle and not is_busy and not self._busy)
         except PASSING as error:
             self._troubles += 1
             self._recover = self._recover or isinstance(error, OutcomeUnknown)
@@ -200,8 +213,8 @@ class Worker:
         self._troubles = 0
         return None if pause_s is None else min(pause_s, max(0.0, self._schedules_at_s - time.monotonic()))
 
-    def _find_work(self, most: int, until_idle: bool) -> float | None:
-        is_idle = not self._active  # read first: a run that ends after the look may make another one due
+    def _find_work(self, most: int, ends: bool) -> float | None:
+        """Claim and start up to `most` runs. Return the seconds to wait; None if it `ends` and nothing is due."""
         search = self._search()
         dead: list[str] = []
         view: View | None = None
@@ -211,7 +224,7 @@ class Worker:
             late = any(left_us <= 0 for left_us in view.owners.values())
             if not (view.due or dead or late or self._recover):
                 self._warn_of_versions(search)
-                return None if until_idle and is_idle else self._pause_s(view)
+                return None if ends else self._pause_s(view)
         recover, self._recover = self._recover, False  # before the claim: a run lost meanwhile sets it again
         op = partial(
             claiming.claim,
@@ -264,7 +277,7 @@ class Worker:
         self._pool.start(job)
 
     def _look_soon(self) -> None:
-        if len(self._active) < self.concurrency:
+        if self._busy < self.concurrency:
             self._wakeups.put(None)
 
     def _wait(self, seconds: float) -> None:
@@ -291,10 +304,16 @@ class Worker:
         self.counts[status] += 1
         self._wakeups.put(None)
 
+    def _resumed(self, status: str) -> None:
+        """Count the resumption of a graph's thread, if there was one. Called on its thread."""
+        if status:
+            self.counts[status] += 1
+        self._wakeups.put(None)
+
     # --- stopping
 
     def _drain(self) -> None:
-        if (count := len(self._active)) and not self._hurry:
+        if (count := self._busy) and not self._hurry:
             _log.info(
                 "stopping: %d %s %g s to finish or park; a second signal (Ctrl-C) releases the rest at once",
                 count,
@@ -320,7 +339,7 @@ class Worker:
 
     def _wait_for_runs(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while self._active and not self._hurry and (left_s := deadline - time.monotonic()) > 0:
+        while self._busy and not self._hurry and (left_s := deadline - time.monotonic()) > 0:
             self._wait(min(left_s, self.poll_s))  # Python may see a signal that arrives just before only afterwards
 
     @contextmanager

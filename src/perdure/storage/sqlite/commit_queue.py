@@ -168,6 +168,7 @@ class CommitQueue:
         is_alone = solo or settles or outside
         job = Job(work, is_alone, monotonic() + self._timeout_s, settles=settles, outside=outside)
         job.thread = thread = get_ident()
+        wake: Lock | None = None
         try:
             with self._mutex:
                 if self._refusal is not None:
@@ -178,11 +179,14 @@ class CommitQueue:
                     self.waiting.append(job)
                 else:
                     self._leader, self._leading, job.leads = thread, True, True
-            waits = not job.leads
-            if waits:
-                self._wait(job, wake)
+            if wake is not None:
+                wake.acquire()
             if not job.done:
-                self._lead(job, waits)
+                self._lead(job, wake is not None)
+        except BaseException:  # KeyboardInterrupt
+            if wake is not None and not (job.done or job.leads or self._drop(job)):
+                wake.acquire()  # a leader has taken the job, so it ends first; a second interruption ends this wait
+            raise
         finally:
             if self._leader == thread and not self.busy:  # interrupted: hand over what it still leads
                 self._hand_over()
@@ -256,14 +260,6 @@ class CommitQueue:
             self._idle.wait_for(lambda: not self._leading)
         if self._executor is not None:
             self._executor.shutdown()
-
-    def _wait(self, job: Job, wake: Lock) -> None:
-        try:
-            wake.acquire()
-        except BaseException:  # KeyboardInterrupt
-            if not self._drop(job):
-                wake.acquire()  # wait until the job has ended; a second interruption ends this wait
-            raise
 
     def _lead(self, job: Job, waited: bool) -> None:
         group = Group(self, job)

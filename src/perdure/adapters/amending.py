@@ -1,10 +1,11 @@
-"""Changes of a thread's newest state that any number of writers make: none is lost. `perdure.adapters` shows them."""
+"""Changes of a thread's newest state that any number of writers make: none is lost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
+from perdure.adapters.agents import hold
 from perdure.errors import UsageError
 from perdure.log.append import NOTHING
 from perdure.storage.program import Flow
@@ -91,6 +92,9 @@ def _amending(
         return (yield from thread._perform(_amendment(thread, merge, head, note, others)))
     except Unchanged:
         return None
+    except Exception as error:
+        hold(error)  # a framework may wrap it: then the run would fail, and not be resumed
+        raise
 
 
 def _amendment(
