@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 import perdure
-from bench.adapter_sessions import adk_session, openai_session
+from bench.adapter_sessions import SESSIONS
 from bench.measure import BareTable, Row, Run, in_turns
 
 TURNS, PARALLEL = 20, 5  # 100 tool calls
@@ -50,7 +50,7 @@ def adapters(run: Run) -> list[Row]:
                     _overhead(f"{name}: model {when}", store, *agents, commit, rounds=rounds, judged=model_s > 0)
                 )
     bare.close()
-    return rows + openai_session(run.folder, run.count(ITEMS, 20)) + adk_session(run.folder, run.count(ITEMS, 20))
+    return rows + [row for session in SESSIONS for row in session(run.folder, run.count(ITEMS, 20))]
 
 
 def _overhead(

@@ -120,6 +120,7 @@ class PreparedSave(msgspec.Struct, eq=False):
     starts: bool = False  # it probably begins its thread
     writes: Sequence[Write] = ()
     before: PreparedSave | None = None
+    along: list[PreparedSave] = msgspec.field(default_factory=list)  # of other threads, in the same transaction
     warm: Base | None = None  # the base of the next save, if one append can write this one
     done: Appended | None = None  # the result of the transaction's last attempt
     is_stored: bool = False
@@ -195,9 +196,14 @@ class PreparedSave(msgspec.Struct, eq=False):
             raise self._moved(error) from error
 
     def append(self) -> Program[Appended]:
-        """Write the record wherever it belongs, under a lock."""
+        """Write the record wherever it belongs, under a lock, after those of other threads. Raises Moved."""
+        for each in self.along:
+            try:
+                yield from each.program()
+            except Conflict:
+                raise Moved(0) from None  # an update, which may follow another one
         appending = append(self.draft, self._place(), self.record, self.at, self.label)
-        return self._with_values(appending) if self.values else appending
+        return (yield from (self._with_values(appending) if self.values else appending))
 
     def _with_values(self, appending: Program[Appended]) -> Program[Appended]:
         """Append, and refer to the large values. Raises Moved if one was retired since it was kept."""
@@ -252,6 +258,8 @@ class PreparedSave(msgspec.Struct, eq=False):
 
     def settle(self) -> Appended:
         """Note that the save is committed, so that the next one builds on it."""
+        for each in self.along:
+            each.settle()
         ctx, done, base, after = self.request.ctx, self.done, self.draft.base, self.warm
         assert done is not None
         record = done.record
@@ -272,6 +280,8 @@ class PreparedSave(msgspec.Struct, eq=False):
 
     def drop(self, error: Exception | None = None) -> None:
         """Note that the save was not written. Drop its base from the cache if that has moved."""
+        for each in self.along:
+            each.drop(error)
         self.request.drop(self)
         base = self.draft.base
         if isinstance(error, Moved) and not error.after and base is not None:

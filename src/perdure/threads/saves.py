@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -33,6 +34,7 @@ from perdure.values.codec import encode
 from perdure.values.external import External, noting, reading
 
 _ASIDE_BYTES = 256_000  # larger texts are compared and compressed in a thread, so that they do not block an event loop
+_ASIDE_EXTENDED_BYTES = 2_000_000  # and of an extended list, which is compressed whole now and then
 _log = logging.getLogger("perdure")
 
 
@@ -54,6 +56,7 @@ class Save(msgspec.Struct, frozen=True):
     asked: tuple[Any, ...] = ()  # of an update: its arguments
     kind: str = "state"
     base: int | None = None  # the record that the difference is made against, if not the parent
+    along: tuple[Save, ...] = ()  # updates of other threads, in the same transaction
     values: Sequence[External[Any]] = ()  # the large values that the text refers to, and that may be new
 
     @property
@@ -73,6 +76,7 @@ class Save(msgspec.Struct, frozen=True):
             return None
         if self.parent is not None or self.expect == NOTHING or self.merge is not None or self.base is not None:
             return None
+        assert not self.along  # only updates have some
         if self.values or self._keys_in(self.text):
             return None
         base = ctx.cache.get((tenant, cursor.tree, follows)) if len(self.text) <= ctx.warn_bytes else None
@@ -84,6 +88,14 @@ class Save(msgspec.Struct, frozen=True):
         return prepared
 
     def prepare(self, after: int = 0) -> Flow[PreparedSave]:
+        prepared = yield from self._prepare(after)
+        for each in self.along:
+            with suppress(Unchanged):
+                prepared.along.append((yield from each.prepare()))
+                prepared.warm = None  # one append writes one record
+        return prepared
+
+    def _prepare(self, after: int) -> Flow[PreparedSave]:
         if self.merge is None:
             return (yield from self._prepared(self.text, self.expect, self.kind, after))
         if (newest := self._newest_in_memory()) is not None:
@@ -142,7 +154,7 @@ class Save(msgspec.Struct, frozen=True):
         about = orjson.dumps(self.metadata).decode() if self.metadata else None
         salt = ctx.entropy(SALT_BYTES)
         make = partial(prepare, text, base, salt, kind=kind, note=self.note, metadata=about, branching=branching)
-        draft = (yield from aside(make)) if len(text) > _ASIDE_BYTES else make()
+        draft = (yield from aside(make)) if _takes_long(text, base) else make()
         at = ctx.clock_us()
         record = ctx.new_record_id(at, max(after, follows or 0, anchor or 0))
         cursor.own.append(record)
@@ -181,6 +193,15 @@ class Save(msgspec.Struct, frozen=True):
             raise error
         if is_free:
             self.cursor.record = None  # not the newest: load that one
+        for each in self.along:
+            each.retry_after(error)
+
+
+def _takes_long(text: bytes, base: Base | None) -> bool:
+    """Return whether an event loop should not wait for the difference. Of a list with more items it is quickly made."""
+    if len(text) <= _ASIDE_BYTES:
+        return False
+    return base is None or len(text) > _ASIDE_EXTENDED_BYTES or not text.startswith(base.data[:-1])
 
 
 def _follows(cursor: Cursor, tenant: int, stands_on: int | None) -> Flow[int | None]:
