@@ -22,7 +22,7 @@ DATA = Path(__file__).parent / "precisionmembench"
 UNIVERSAL = "user:universal"
 QUESTION = "open_question"
 PRECISION_BAR = 0.80
-RECALL_BAR = 0.88
+RECALL_BAR = 0.95
 Belief = dict[str, Any]
 
 

@@ -26,7 +26,7 @@ import numpy
 from bench.measure import Row, Run, mean
 from perdure.memory.embed import Embedding, embedding_of
 from perdure.memory.segments import IndexRow, IndexScope
-from perdure.memory.words import embedded_text, pack
+from perdure.memory.words import IndexText
 from perdure.storage.program import drive
 
 FIRST = 10
@@ -97,9 +97,9 @@ def recall(corpus: Corpus, ranker: Callable[[list[Text], list[str]], Rank]) -> f
 
 
 def ours(items: list[Text], questions: list[str], embedding: Embedding | None) -> Rank:
-    meanings = vectors(embedding, [embedded_text(item.text, item.context) for item in items])
+    meanings = vectors(embedding, [IndexText(item.text, item.context).embedded for item in items])
     scope = IndexScope(embedding.dimension or 0 if embedding else 0).refresh(
-        IndexRow(number, number, pack(item.text, item.context), meaning)
+        IndexRow(number, number, IndexText(item.text, item.context).pack(), meaning)
         for number, (item, meaning) in enumerate(zip(items, meanings, strict=True))
     )
     known = dict(zip(questions, vectors(embedding, questions), strict=True))
@@ -107,7 +107,7 @@ def ours(items: list[Text], questions: list[str], embedding: Embedding | None) -
 
 
 def by_cosine(items: list[Text], questions: list[str], embedding: Embedding | None) -> Rank:
-    texts = [embedded_text(item.text, item.context) for item in items]
+    texts = [IndexText(item.text, item.context).embedded for item in items]
     empty = bytes(2 * (embedding.dimension or 0)) if embedding else b""
     matrix, asked = (
         numpy.frombuffer(b"".join(vector or empty for vector in vectors(embedding, each)), "<f2")

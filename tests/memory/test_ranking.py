@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from perdure.memory.ranking import Hit
 from perdure.memory.segments import IndexRow, IndexScope
-from perdure.memory.words import pack, stems
+from perdure.memory.words import IndexText, stems
 
 WORDS = ("fish", "bird", "tree", "stone", "river")
 
@@ -31,7 +31,9 @@ histories = st.lists(st.lists(changes, max_size=6), max_size=8)
 
 
 def row(id: int, text: str | None, numbers: Sequence[float] = (), *, key: object = None) -> IndexRow:
-    return IndexRow(id, key or id, None if text is None else pack(text), vector_of(numbers) if numbers else None)
+    return IndexRow(
+        id, key or id, None if text is None else IndexText(text).pack(), vector_of(numbers) if numbers else None
+    )
 
 
 def scope_of(*texts: str) -> IndexScope:
@@ -53,7 +55,7 @@ def test_a_refreshed_scope_ranks_like_a_fresh_one(
         rows = []
         for key, text, meaning in batch:
             id += 1
-            rows.append(IndexRow(id, key, None if text is None else pack(text), meaning))
+            rows.append(IndexRow(id, key, None if text is None else IndexText(text).pack(), meaning))
         before, earlier = refreshed, list(refreshed.rank(query, vector))
         refreshed = refreshed.refresh(rows)
         assert list(before.rank(query, vector)) == earlier, "a scope in use does not change"

@@ -232,3 +232,17 @@ def test_a_search_is_one_round_trip_where_nothing_was_written(
         found.append(alice.search("mode on the lake"))
         assert (proxy.turns, proxy.syncs) == (1, 1)
         assert shown(found[2]) == shown(found[1]) == shown(found[0])
+
+
+def test_keys_fields_numbers_and_names_are_found(tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "a.db") as store:
+        memory = store.memory("m")
+        memory.put("favorite_color", "blue")
+        memory.put("hotel", {"room": 4711, "paid": 12.5})
+        memory.put("diet", {"vegetarian": True})
+        memory.put("band", {"fact": "She heard The Who"})
+        memory.put("other", {"fact": "fish"}, text="bird")
+        asked = ("favorite color", "room", "4711", "12.5", "vegetarian", "The Who", "other", "bird")
+        found = [[item.key for item in memory.search(query)] for query in asked]
+        assert found == [["favorite_color"], ["hotel"], ["hotel"], ["hotel"], ["diet"], ["band"], [], ["other"]]
+        assert not store.ops.verify().problems

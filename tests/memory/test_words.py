@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.memory.words import CHARACTERS_WITH_CONTEXT, COUNT_MAX, pack, query_terms, stems, term
+from perdure.memory.words import CHARACTERS_WITH_CONTEXT, COUNT_MAX, IndexText, query_terms, stems, term
 
 
 @pytest.mark.parametrize(
@@ -21,6 +21,8 @@ from perdure.memory.words import CHARACTERS_WITH_CONTEXT, COUNT_MAX, pack, query
         ("東京都に", ["東京", "京都", "都に"]),
         ("山", ["山"]),
         ("한국어를 공부", ["한국", "국어", "어를", "공부"]),
+        ("\uff21\uff22\uff23 \uff11\uff12\uff13", ["abc", "123"]),
+        ("I \u2764 🎸 music", ["music", "\u2764", "🎸"]),
         ("the and of", []),
         ("", []),
         ("a\0fish \ud800", ["fish"]),
@@ -35,11 +37,39 @@ def unpack(packed: bytes) -> dict[int, int]:
     return dict(zip(struct.unpack(f"<{size}I", packed[: 4 * size]), packed[4 * size :], strict=True))
 
 
+def pack(text: str, context: str | None = None, labels: str = "") -> bytes:
+    return IndexText(text, context, labels).pack()
+
+
 def test_context_weighs_less_and_only_fills_a_short_text() -> None:
     assert unpack(pack("fish", "fish bird")) == {term("fish"): 16, term("bird"): 6}
     long = "x" * (CHARACTERS_WITH_CONTEXT - 5)
     assert unpack(pack(long, "bird tree")).keys() & query_terms("bird tree") == {term("bird")}
     assert pack(long * 2, "bird") == pack(long * 2)
+    assert pack("fish", "bird " * 100) == pack("fish"), "the beginning of a long context says little"
+
+
+def test_labels_weigh_least() -> None:
+    assert unpack(pack("blue", labels="favoriteColor room_4711")) == {
+        term("blue"): 10,
+        **{term(stem): 3 for stem in ("favorit", "color", "room", "4711")},
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "queries"),
+    [
+        ("Alice heard The Who", ["The Who", "Who did Alice hear? The Who?", "who"]),
+        ("Will works in IT", ["IT", "Will", "who is Will"]),
+        ("富士山に登る", ["山", "富士", "富士山"]),
+        ("\uff46\uff55\uff4c\uff4c width", ["full", "\uff57\uff49\uff44\uff54\uff48"]),
+        ("plays the 🎸", ["🎸"]),
+    ],
+)
+def test_what_is_there_is_found(text: str, queries: list[str]) -> None:
+    terms = unpack(pack(text)).keys()
+    assert [query for query in queries if not terms & set(query_terms(query))] == []
+    assert not unpack(pack("the others and it will")).keys() & set(query_terms(queries[0]))
 
 
 def test_a_count_stays_within_its_byte() -> None:
@@ -53,7 +83,7 @@ def test_any_text_can_be_packed(text: str, context: str | None) -> None:
     counts = unpack(packed)
     assert list(counts) == sorted(counts)
     assert set(map(term, stems(text))) <= set(counts)
-    assert query_terms(text) == list(dict.fromkeys(map(term, stems(text))))
+    assert set(map(term, stems(text))) <= set(query_terms(text))
 
 
 def test_threads_cut_words_at_the_same_time() -> None:

@@ -132,7 +132,7 @@ class LocalEmbedder:
 
     id = "wordllama-l2-supercat-256"
     dimension = 256
-    floor = 0.2
+    floor = 0.21
 
     def __call__(self, texts: list[str], /) -> Any:
         numpy = _numpy()

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from perdure.errors import Conflict, NotFound, OutcomeUnknown, UsageError
-from perdure.memory import rows, words
+from perdure.memory import rows
 from perdure.memory.hooks import ask_outside
 from perdure.memory.labels import above, check_key, check_str, labels_of
 from perdure.memory.merging import Merge
@@ -155,11 +155,11 @@ def _versions(ctx: StoreContext, drafts: Sequence[VersionDraft]) -> list[NewVers
 
 
 def _version(ctx: StoreContext, content: Content, **columns: Any) -> NewVersion:
-    found_by = indexed(content, ctx.codec)
+    found_by = indexed(content, columns["key"], ctx.codec)
     # Of a value that merges only a text of its own is known before the write.
     is_known = columns.get("merge") is None or content.text is not None
-    embedded = words.embedded_text(*found_by) if is_known and searcher_of(ctx).embedding is not None else ""
-    return NewVersion(body=rows.pack(content), words=words.pack(*found_by), embedded=embedded, **columns)
+    embedded = found_by.embedded if is_known and searcher_of(ctx).embedding is not None else ""
+    return NewVersion(body=rows.pack(content), words=found_by.pack(), embedded=embedded, **columns)
 
 
 def put(ctx: StoreContext, path: str, versions: Sequence[NewVersion], now: int, commit: Commit) -> Flow[Written]:

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from perdure.errors import Unavailable, UsageError
-from perdure.memory import policies, rows, stored_indexes, words
+from perdure.memory import policies, rows, stored_indexes
 from perdure.memory.flows import write_versions
 from perdure.memory.labels import below
 from perdure.memory.models import indexed
@@ -114,7 +114,7 @@ def reembed(ctx: StoreContext, path: str, progress: Progress | None) -> Flow[int
     [(total,)] = yield from fetch(_COUNT_UNEMBEDDED, **scope, after=0)
     while unembedded := (yield from fetch(_UNEMBEDDED, **scope, after=after, limit=_PAGE)):
         page = [ItemRow(*row) for row in unembedded]
-        texts = [words.embedded_text(*indexed(row.content(), ctx.codec)) for row in page]
+        texts = [indexed(row.content(), row.key, ctx.codec).embedded for row in page]
         embedded = yield from embedding.embed(texts)
         if embedded.problem:
             raise Unavailable(f"{embedded.problem}; {count} items were embedded: repeat the call")

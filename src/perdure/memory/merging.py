@@ -12,7 +12,6 @@ from dataclasses import replace
 from blake3 import blake3
 
 from perdure.errors import UsageError
-from perdure.memory import words
 from perdure.memory.labels import unescaped
 from perdure.memory.models import indexed
 from perdure.memory.rows import Content, ItemRow, NewVersion, pack
@@ -58,4 +57,4 @@ class Merge:
         writer = blake3(f"{identity} {change.key}".encode()).hexdigest()[:16]
         content = content._replace(value=encode(value._stamped(writer, number, at), self._codec))
         self.body = pack(content)
-        return replace(change, body=self.body, words=words.pack(*indexed(content, self._codec)))
+        return replace(change, body=self.body, words=indexed(content, change.key, self._codec).pack())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 from perdure.memory.labels import Labels, labels_of, unescaped
 from perdure.memory.rows import Content, ItemRow, unpack
 from perdure.memory.schemas import is_old, migrated
+from perdure.memory.words import IndexText
 from perdure.threads import checks
 from perdure.threads.models import moment
 from perdure.values.builtin_types import EncodedText
@@ -175,19 +176,27 @@ def microseconds(when: datetime | None, option: str) -> int | None:
     return None if when is None else checks.microseconds(when, option)
 
 
-def indexed(content: Content, codec: Codec) -> tuple[str, str | None]:
-    """Return what is indexed of an item: its text, or all texts in its value, and its context."""
-    text = content.text
-    return " ".join(_texts(decode(content.value, codec, raw=True))) if text is None else text, content.context
+def indexed(content: Content, key: str, codec: Codec) -> IndexText:
+    """Return what an item is found by: its own text, or what its value and its key (escaped) say."""
+    if content.text is not None:
+        return IndexText(content.text, content.context)
+    texts: list[str] = []
+    labels = [unescaped(key)]
+    _collect(decode(content.value, codec, raw=True), texts, labels)
+    return IndexText(" ".join(texts), content.context, " ".join(dict.fromkeys(labels)))
 
 
-def _texts(value: object) -> Iterator[str]:
+def _collect(value: object, texts: list[str], labels: list[str]) -> None:
+    """Add the texts of a value, and its labels: names of fields, and numbers."""
     if isinstance(value, str):
-        yield value
+        texts.append(value)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        labels.append(str(value))
     elif isinstance(value, Mapping):
         for name, inner in value.items():
             if name != "<type>":
-                yield from _texts(inner)
+                labels.append(str(name))
+                _collect(inner, texts, labels)
     elif isinstance(value, list | tuple | set | frozenset):
         for inner in value:
-            yield from _texts(inner)
+            _collect(inner, texts, labels)

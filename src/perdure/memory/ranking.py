@@ -101,9 +101,10 @@ def surprises(cosines: Array, noise: Array) -> Array:
     A scope of n items does not show what is rarer than 1 in n: no cosine has more than log(1 + n) nats.
     """
     count = len(noise)
-    mean = noise.sum(dtype="f8") / (count + PRIOR_ITEMS)
-    spread = (numpy.square(noise - mean).sum(dtype="f8") + PRIOR_ITEMS * PRIOR_SPREAD**2) / (count + PRIOR_ITEMS)
-    z = (cosines - mean) / math.sqrt(spread)
+    # Rounded, so that a sum in another order, of the same items in other segments, ranks them the same.
+    mean = round(float(noise.sum(dtype="f8")) / (count + PRIOR_ITEMS), 6)
+    squares = float(numpy.square(noise - mean, dtype="f8").sum()) + PRIOR_ITEMS * PRIOR_SPREAD**2
+    z = (cosines - mean) / round(math.sqrt(squares / (count + PRIOR_ITEMS)), 6)
     chance = 1 / (1 + numpy.exp(numpy.clip(1.5976 * z + 0.07056 * z**3, -50, 50)))  # that noise is at least as near
     nats: Array = numpy.log(1 + 1 / (count + 1)) - numpy.log(chance + 1 / (count + 1))
     return nats

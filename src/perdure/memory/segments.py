@@ -40,7 +40,7 @@ Array = NDArray[Any]
 
 
 class IndexRow(NamedTuple):
-    """A version of an item. `words` is what `words.pack` returns, or None for a deletion. `vector` is float16."""
+    """A version of an item. `words` is what `IndexText.pack` returns, or None for a deletion. `vector` is float16."""
 
     id: int
     key: Hashable
@@ -352,6 +352,18 @@ class IndexScope:
     def matching(self, kind: str, reader: ItemReader | None) -> Array:
         """Return the ids of the items that can be of a kind and match the filter of a reader."""
         return numpy.concatenate([part.ids[part.matching(kind, reader)] for part in self.parts] or [_NO_IDS])
+
+    def newest_matching(self, kind: str, reader: ItemReader, without: Iterable[int]) -> list[int]:
+        """Return the ids of `matching`, the newest first, without some."""
+        chosen = [part.matching(kind, reader) for part in self.parts]
+        ids = numpy.concatenate(
+            [part.ids[places] for part, places in zip(self.parts, chosen, strict=True)] or [_NO_IDS]
+        )
+        at = numpy.concatenate([part.at[places] for part, places in zip(self.parts, chosen, strict=True)] or [_NO_IDS])
+        others = ~numpy.isin(ids, numpy.fromiter(without, "i8"))
+        ids, at = ids[others], at[others]
+        newest: list[int] = ids[numpy.lexsort((-ids, -at))].tolist()
+        return newest
 
     def _live(self, arrays: Sequence[Array]) -> Array:
         """Return the live entries of the segments' arrays as one array."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from functools import partial
 
 from perdure.errors import Damaged, PerdureError
-from perdure.memory import words
 from perdure.memory.labels import labels_of, unescaped
 from perdure.memory.models import indexed
 from perdure.memory.rows import OPENS, ROW_COLUMNS, SEQUENCE_BITS, ItemRow
@@ -100,7 +99,7 @@ def _check_row(row: ItemRow, packed: object, before: ItemRow | None, codec: Code
     if row.bytes != len(row.body):
         problems.append(f"{subject} has {len(row.body)} bytes, and its row says {row.bytes}")
     try:
-        if packed != words.pack(*indexed(row.content(), codec)):
+        if packed != indexed(row.content(), row.key, codec).pack():
             problems.append(f"the words of {subject} are not those of its text: search may not find it")
     except PerdureError as error:
         problems.append(f"{subject} cannot be read: {error}")

@@ -1,4 +1,4 @@
-"""The words of a text: cut and stemmed by SQLite's own tokenizer, without stop words, packed into a few bytes.
+"""The words of an item: cut and stemmed by SQLite's own tokenizer, without stop words, packed into a few bytes.
 
 Chinese, Japanese and Korean, which have no spaces or long words, are cut into pairs of characters. A term is the crc32
 of a stem: an item takes five bytes per different word. Nothing here needs numpy, so that a put works without it.
@@ -9,15 +9,18 @@ from __future__ import annotations
 import re
 import struct
 import threading
+import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, cast
+from itertools import chain
+from typing import Any, NamedTuple, cast
 from zlib import crc32
 
 import apsw
 
 TEXT_WEIGHT = 10  # of one occurrence, in tenths
 CONTEXT_WEIGHT = 6
+LABEL_WEIGHT = 3  # of a key, a field's name, a number, and a single Chinese character of a longer word
 COUNT_MAX = 255  # one byte
 # Context helps a short text that cannot be understood alone ("Yes, I did!"). It would drown a long one, and the
 # beginning of a long context seldom says what the text is about.
@@ -33,38 +36,53 @@ yourselves
 """
 STOP_WORDS = frozenset(_STOP.split())
 _UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]")
+_HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
+_SYMBOL = re.compile("[\u2600-\u27bf\U0001f300-\U0001faff]")  # the tokenizer drops them
+_NAME = re.compile("[A-Z][A-Za-z]+")
+_CAMEL = re.compile("(?<=[a-z0-9])(?=[A-Z])")
 _CUT = ["unicode61", "remove_diacritics", "2"]
 _local = threading.local()
 
 Tokenizer = Callable[[bytes], list[str]]
 
 
-def index_text(text: str, context: str | None = None) -> tuple[str, str]:
-    """Return the text, and as much of its context as is indexed with it."""
-    if context is None or len(context) > CHARACTERS_WITH_CONTEXT:
-        return text, ""
-    return text, context[: max(0, CHARACTERS_WITH_CONTEXT - len(text))]
+class IndexText(NamedTuple):
+    """What an item is found by: its text, what was said before, and its labels: key, names of fields, numbers."""
 
+    text: str
+    context: str | None = None
+    labels: str = ""
 
-def embedded_text(text: str, context: str | None = None) -> str:
-    """Return the text to embed for an item: its text and the indexed part of its context."""
-    return " ".join(index_text(text, context)).strip()
+    @property
+    def indexed_context(self) -> str:
+        if self.context is None or len(self.context) > CHARACTERS_WITH_CONTEXT:
+            return ""
+        return self.context[: max(0, CHARACTERS_WITH_CONTEXT - len(self.text))]
 
+    @property
+    def embedded(self) -> str:
+        """Return the text to embed: that of the item, and the indexed part of its context."""
+        return f"{self.text} {self.indexed_context}".strip()
 
-def pack(text: str, context: str | None = None) -> bytes:
-    """Return the terms of a text (four bytes each, ascending), then their weighted counts (one byte each)."""
-    counts: dict[int, int] = {}
-    for part, weight in zip(index_text(text, context), (TEXT_WEIGHT, CONTEXT_WEIGHT), strict=True):
-        for stem in stems(part) if part else ():
+    def pack(self) -> bytes:
+        """Return the terms (four bytes each, ascending), then their weighted counts (one byte each)."""
+        counts: dict[int, int] = {}
+        for stem, weight in chain(
+            ((stem, TEXT_WEIGHT) for stem in chain(stems(self.text), names(self.text))),
+            ((character, LABEL_WEIGHT) for character in _HAN.findall(self.text)),
+            ((stem, CONTEXT_WEIGHT) for stem in stems(self.indexed_context)),
+            ((stem, LABEL_WEIGHT) for stem in stems(_CAMEL.sub(" ", self.labels))),
+        ):
             number = term(stem)
             counts[number] = counts.get(number, 0) + weight
-    terms = sorted(counts)
-    return struct.pack(f"<{len(terms)}I", *terms) + bytes(min(counts[number], COUNT_MAX) for number in terms)
+        terms = sorted(counts)
+        return struct.pack(f"<{len(terms)}I", *terms) + bytes(min(counts[number], COUNT_MAX) for number in terms)
 
 
 def query_terms(query: str) -> list[int]:
-    """Return the different terms of a query, in its order."""
-    return list(dict.fromkeys(map(term, stems(query))))
+    """Return the different terms of a query, in its order. Stop words are terms if there is nothing else."""
+    words = [*stems(query), *names(query.lstrip(), 1)]  # the first word of a question is capitalised anyway
+    return list(dict.fromkeys(map(term, words or [word for word in _cut(query) if word in STOP_WORDS])))
 
 
 @lru_cache(100_000)
@@ -72,19 +90,27 @@ def term(stem: str) -> int:
     return crc32(stem.encode())
 
 
+def names(text: str, start: int = 0) -> list[str]:
+    """Return the stop words from a place on that may be names, since they are capitalised: IT, Will, The Who."""
+    found = (match[0].lower() for match in _NAME.finditer(text) if match.start() >= start)
+    return [word for word in found if word in STOP_WORDS]
+
+
 def stems(text: str) -> list[str]:
     """Return the stems of a text's words, in order, without stop words."""
-    data = text.encode(errors="replace")
     words: list[str] = []
-    cut, stem = _tokenizers()
-    for word, stemmed in zip(cut(data), stem(data), strict=True):  # both cut the text into the same words
+    for word, stemmed in zip(_cut(text), _cut(text, stemmed=True), strict=True):  # both cut into the same words
         if word in STOP_WORDS:
             continue
         if len(word) > 2 and _UNSPACED.search(word):
             words += [word[at : at + 2] for at in range(len(word) - 1)]
         else:
             words.append(stemmed)
-    return words
+    return words if text.isascii() else [*words, *_SYMBOL.findall(text)]
+
+
+def _cut(text: str, *, stemmed: bool = False) -> list[str]:
+    return _tokenizers()[stemmed](unicodedata.normalize("NFKC", text).encode(errors="replace"))
 
 
 def _tokenizers() -> tuple[Tokenizer, Tokenizer]:

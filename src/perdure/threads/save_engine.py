@@ -50,6 +50,7 @@ from perdure.storage.program import (
 )
 from perdure.threads.attachments import attach
 from perdure.threads.context import StoreContext
+from perdure.threads.external_rows import refer
 from perdure.threads.instrumentation import record_size, warn_unknown
 
 ATTEMPTS = 64  # an attempt fails only because another writer has succeeded
@@ -115,6 +116,7 @@ class PreparedSave(msgspec.Struct, eq=False):
     at: int
     label: Label | None = None
     where: Place | None = None  # None: ask the request when it is needed
+    values: Sequence[bytes] = ()  # the hashes of the large values that it refers to
     starts: bool = False  # it probably begins its thread
     writes: Sequence[Write] = ()
     before: PreparedSave | None = None
@@ -158,7 +160,7 @@ class PreparedSave(msgspec.Struct, eq=False):
         """Write the record in its own transaction, by one append if possible. Raises Moved."""
         unknown: OutcomeUnknown | None = None
         try:
-            if self.warm is not None and (yield Append(*self.statements())):
+            if self.warm is not None and not self.values and (yield Append(*self.statements())):
                 return self.note_appended()
             if self.starts:
                 return self._note((yield from self._start()))
@@ -183,7 +185,7 @@ class PreparedSave(msgspec.Struct, eq=False):
     def program(self) -> Generator[Batch, list[Rows], Appended]:
         """Write the record inside another transaction, which may continue after it. Safe to repeat. Raises Moved."""
         draft = self.draft
-        if self.warm is not None and draft.base is not None:
+        if self.warm is not None and draft.base is not None and not self.values:
             quick = append_to_head(draft, draft.base, self.tenant, self.warm.record, self.label)
             if (yield from as_subprogram(quick)):
                 return self.note_appended()
@@ -194,7 +196,17 @@ class PreparedSave(msgspec.Struct, eq=False):
 
     def append(self) -> Program[Appended]:
         """Write the record wherever it belongs, under a lock."""
-        return append(self.draft, self._place(), self.record, self.at, self.label)
+        appending = append(self.draft, self._place(), self.record, self.at, self.label)
+        return self._with_values(appending) if self.values else appending
+
+    def _with_values(self, appending: Program[Appended]) -> Program[Appended]:
+        """Append, and refer to the large values. Raises Moved if one was retired since it was kept."""
+        done: Appended = yield from as_subprogram(appending)
+        if done.record is not None:
+            are_there = yield from refer(self.tenant, done.tree, self.record, self.values, self.at)
+            if not are_there:
+                raise Moved(0)
+        return done
 
     def look_for(self, unknown: OutcomeUnknown | None) -> Flow[Appended]:
         """Write the parent and its writes, then the record, unless the record is there already.
