@@ -102,6 +102,73 @@ def adk_session(folder: Path, count: int) -> list[Row]:
     return _rows("Google ADK", folder, empty, times, peers)
 
 
+def llama_index_chat(folder: Path, count: int) -> list[Row]:
+    """Add messages to a chat store of LlamaIndex, beside its SQL store."""
+    from llama_index.core.llms import ChatMessage
+    from llama_index.core.storage.chat_store.sql import SQLAlchemyChatStore
+
+    from perdure.llama_index import PerdureChatStore
+
+    folder = _folder(folder, "llama_index")
+    writer = Writer(9)
+    texts = [writer.prose(200) for _ in range(count)]
+    alchemy = SQLAlchemyChatStore("chats", f"sqlite+aiosqlite:///{folder / 'alchemy.db'}")
+
+    with asyncio.Runner() as loop, perdure.open(str(folder / "ours.db")) as store:
+        ours = PerdureChatStore(store)
+        loop.run(alchemy.get_messages("chat"))  # makes the tables
+
+        async def append(batch: list[str]) -> None:
+            for text in batch:
+                await ours.async_add_message("chat", ChatMessage(text))
+
+        async def append_stock(batch: list[str]) -> None:
+            for text in batch:
+                await alchemy.add_message("chat", ChatMessage(text))
+
+        appends: dict[str, Append] = {"ours": append, "alchemy": append_stock}
+        empty, times = _timed(loop, folder, appends, [[text] for text in texts])
+        for stored in (loop.run(ours.aget_messages("chat")), loop.run(alchemy.get_messages("chat"))):
+            assert [message.content for message in stored] == texts
+        assert alchemy._async_engine is not None
+        loop.run(alchemy._async_engine.dispose())
+    return _rows("LlamaIndex", folder, empty, times, {"alchemy": "SQLAlchemyChatStore"})
+
+
+def burr_application(folder: Path, count: int) -> list[Row]:
+    """Save the growing state of an application of Burr, beside its SQLite persister, which stores each state whole."""
+    from burr.core.persistence import SQLitePersister
+    from burr.core.state import State
+
+    from perdure.burr import AsyncPerdurePersister
+
+    folder = _folder(folder, "burr")
+    writer = Writer(10)
+    texts = [writer.prose(200) for _ in range(count)]
+    stock: Any = SQLitePersister(str(folder / "sqlite.db"))
+    stock.initialize()
+    said: dict[str, list[str]] = {"ours": [], "sqlite": []}
+
+    with asyncio.Runner() as loop, perdure.open(str(folder / "ours.db")) as store:
+        ours = AsyncPerdurePersister(store)
+
+        async def append(batch: list[str]) -> None:
+            said["ours"] += batch
+            await ours.save("", "app", len(said["ours"]), "say", State({"said": said["ours"]}), "completed")
+
+        async def append_stock(batch: list[str]) -> None:
+            said["sqlite"] += batch
+            stock.save("", "app", len(said["sqlite"]), "say", State({"said": said["sqlite"]}), "completed")
+
+        appends: dict[str, Append] = {"ours": append, "sqlite": append_stock}
+        empty, times = _timed(loop, folder, appends, [[text] for text in texts])
+        loaded = loop.run(ours.load("", "app"))
+        assert loaded is not None
+        assert loaded["state"]["said"] == stock.load("", "app")["state"]["said"] == texts
+        stock.cleanup()
+    return _rows("Burr", folder, empty, times, {"sqlite": "SQLitePersister"}, is_whole=True)
+
+
 def _folder(folder: Path, name: str) -> Path:
     own = folder / name
     own.mkdir()
@@ -130,8 +197,15 @@ def _append(loop: asyncio.Runner, append: Append, batch: list[Any]) -> None:
 
 
 def _rows(
-    framework: str, folder: Path, empty: dict[str, int], times: dict[str, list[float]], peers: dict[str, str]
+    framework: str,
+    folder: Path,
+    empty: dict[str, int],
+    times: dict[str, list[float]],
+    peers: dict[str, str],
+    *,
+    is_whole: bool = False,
 ) -> list[Row]:
+    """Return the rows of a framework. `is_whole`: it hands over its whole state each time, so no append is flat."""
     took = {name: median(each) * 1000 for name, each in times.items()}
     ours, floor = took["ours"], took["bare"]
     name = f"{framework}: append to a session"
@@ -162,7 +236,7 @@ def _rows(
             "ms",
             floor=first * 1000,
             ratio=last / first,
-            bar=FLAT_BAR,
+            bar=None if is_whole else FLAT_BAR,
             note=f"the bare commits meanwhile: {disk:.2f}",
         ),
         Row(
@@ -212,3 +286,6 @@ def _items(count: int) -> list[Any]:
              "status": "completed", "content": [text]},
         ]  # fmt: skip
     return made[:count]
+
+
+SESSIONS = (openai_session, adk_session, llama_index_chat, burr_application)

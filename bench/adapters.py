@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 import perdure
-from bench.adapter_sessions import adk_session, openai_session
+from bench.adapter_sessions import SESSIONS
 from bench.measure import BareTable, Row, Run, in_turns
 
 TURNS, PARALLEL = 20, 5  # 100 tool calls
@@ -50,7 +50,7 @@ def adapters(run: Run) -> list[Row]:
                     _overhead(f"{name}: model {when}", store, *agents, commit, rounds=rounds, judged=model_s > 0)
                 )
     bare.close()
-    return rows + openai_session(run.folder, run.count(ITEMS, 20)) + adk_session(run.folder, run.count(ITEMS, 20))
+    return rows + [row for session in SESSIONS for row in session(run.folder, run.count(ITEMS, 20))]
 
 
 def _overhead(
@@ -227,9 +227,53 @@ def _agent_framework(turns: int, model_s: float) -> tuple[Ask, Ask]:
     return plain.run, ours.run
 
 
+def _strands(turns: int, model_s: float) -> tuple[Ask, Ask]:
+    from strands import Agent, tool
+    from strands.models import Model
+
+    from perdure.strands import durability
+
+    class Deciding(Model):
+        def update_config(self, **config: Any) -> None: ...
+
+        def get_config(self) -> dict[str, Any]:
+            return {}
+
+        def structured_output(self, *args: Any, **options: Any) -> Any:
+            raise NotImplementedError
+
+        async def stream(self, messages: Any, *args: Any, **options: Any) -> AsyncGenerator[Any, None]:
+            await asyncio.sleep(model_s)
+            turn = len(messages) // 2
+            yield {"messageStart": {"role": "assistant"}}
+            for number in range(PARALLEL if turn < turns else 0):
+                start = {"toolUse": {"toolUseId": f"c{turn}-{number}", "name": "look"}}
+                yield {"contentBlockStart": {"start": start}}
+                yield {"contentBlockDelta": {"delta": {"toolUse": {"input": f'{{"number": {number}}}'}}}}
+                yield {"contentBlockStop": {}}
+            if turn == turns:
+                yield {"contentBlockDelta": {"delta": {"text": "done"}}}
+                yield {"contentBlockStop": {}}
+            yield {"messageStop": {"stopReason": "tool_use" if turn < turns else "end_turn"}}
+
+    @tool
+    async def look(number: int) -> str:
+        return f"found {number}"
+
+    def asked(*plugins: Any) -> Ask:
+        async def ask(task: str) -> Any:
+            agent = Agent(Deciding(), tools=[look], plugins=[*plugins], callback_handler=None)
+            return await agent.invoke_async(task)
+
+        return ask
+
+    return asked(), asked(durability())
+
+
 FRAMEWORKS: dict[str, Callable[[int, float], tuple[Ask, Ask]]] = {
     "Pydantic AI": _pydantic_ai,
     "OpenAI Agents": _openai_agents,
     "Google ADK": _adk,
     "Agent Framework": _agent_framework,
+    "Strands": _strands,
 }

@@ -15,7 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from langchain_core.messages import AIMessage
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import interrupt
 
@@ -56,8 +57,8 @@ def main() -> None:
         os.chdir(folder)
         with PerdureSaver("agent.db") as saver:
             graph = builder.compile(checkpointer=saver)
-            trip = {"configurable": {"thread_id": "trip-7"}}
-            graph.invoke({"messages": [("user", "to Lisbon")]}, trip)
+            trip: RunnableConfig = {"configurable": {"thread_id": "trip-7"}}
+            graph.invoke({"messages": [HumanMessage("to Lisbon")]}, trip)
             [question] = saver.store.questions()
             print(f"thread {question.thread} asks: {question.text} {question.arguments}", flush=True)
         command = [

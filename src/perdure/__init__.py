@@ -23,6 +23,7 @@ __version__ = "0.1.0"
 # A store may hold them without the adapter being imported.
 add_registrar("perdure.langchain", "^msg.", "langchain_core.messages.")
 add_registrar("perdure.values.crdts", "perdure.crdt.")
+add_registrar("perdure.values.external", "perdure.External")
 # `perdure.ops.store` loads the modules that are names themselves: `perdure.outcome`.
 __getattr__, __dir__, __all__ = late_names(__name__, first="perdure.ops.store")
 __all__ += ["__version__"]

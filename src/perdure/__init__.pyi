@@ -82,3 +82,4 @@ from perdure.values.registry import register as register
 
 __all__: list[str]
 __version__: str
+from perdure.values.external import External as External

@@ -55,7 +55,7 @@ async def test_an_approval_is_an_interrupt_among_others(saver_url: str, mode: st
                 [question] = questions(result)
                 asked.append(question if isinstance(question, str) else question["question"])
             waiting = [ask.text for ask in saver.store.questions()]
-            assert waiting == [one for one in asked[-1:] if number in (0, 2)]
+            assert waiting == (asked[-1:] if number < 4 else [])
     assert asked == ["May book(item='a') run?", "Which colour?", "May book(item='b') run?", "Is that all?"]
     assert result["booked"] == ["a-1", "blue", "b-2", "yes"]
     assert office.ran == ["book a", "book b"]

@@ -266,3 +266,13 @@ def test_a_graph_that_fails_is_not_resumed_until_there_is_another_answer(saver: 
     with pytest.raises(ValueError, match="broken"):
         graph.invoke(None, at("t"))
     assert tries == ["yes", "yes"]  # the answer is kept
+
+
+def test_questions_and_answers_of_an_encrypted_store_are_read_with_its_key(saver_url: str) -> None:
+    with PerdureSaver(saver_url, keys=bytes(range(32))) as saver:
+        graph = graph_of(saver, two=two)
+        graph.invoke({"said": []}, at("t", user="ann"))
+        saver.store.answer("t", "blue", who="maria")
+        perdure.Worker(saver.store, graphs=[graph], where={"user": "ann"}).run(until_idle=True)
+        assert texts(saver) == ["second?"]
+        assert saver.store.ops.verify().ok

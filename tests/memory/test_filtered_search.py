@@ -101,8 +101,15 @@ def test_a_filter_of_langgraph_is_applied_before_ranking_too(tmp_path: Path, cou
         old = {"author": {"age": {"$gte": 98}}}
         assert {item.key for item in store.search(("u",), query="fish", filter=old, limit=2)} == {"k98", "k99"}
         counted.clear()
-        assert {item.key for item in store.search(("u",), query="fish", filter=old, limit=2)} == {"k98", "k99"}
+        assert {item.key for item in store.search(("u",), query="fish", filter=old, limit=10)} == {"k98", "k99"}
         assert {*counted} == {"k98", "k99"}
+        store.put(("u",), "stone", {"text": "stone", "author": {"age": 98}})
+        found = store.search(("u",), query="fish", filter=old, limit=10)
+        assert [item.key for item in found][2:] == ["stone"]  # without a score
+        counted.clear()
+        assert store.search(("u",), query="fish", filter=old, limit=10) == found
+        assert store.search(("u",), query="fish", filter=old, limit=1, offset=2) == found[2:]
+        assert {*counted} == {"k98", "k99", "stone"}
 
 
 def test_a_migration_that_is_registered_later_changes_what_a_filter_finds(

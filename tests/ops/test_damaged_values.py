@@ -64,7 +64,7 @@ NO_PAYLOAD = {
     "counter": "one number",
     "tenant": "tenant name",
     "thread": """tenant thread tree name origin source generation created_at updated_at active retention owner
-        autosave""",
+        autosave asked_at asked_id""",
     "tag": "tenant key thread",
     "record": "tenant tree id thread base keyframe key cost hash skip body",
     "body": "id tenant",

@@ -74,6 +74,12 @@ def test_a_backup_in_gcs_and_azure_and_back(other_bucket: str, tmp_path: Path) -
         objects.put_file("one", Path(__file__), create=True)
     with pytest.raises(perdure.NotFound, match="two"):
         objects.get_file("two", tmp_path / "two")
+    objects.put("a/value", b"large")
+    assert objects.get("a/value") == b"large"
+    for _ in range(2):  # a second time it is gone
+        objects.delete("a/value")
+    with pytest.raises(perdure.NotFound, match="a/value"):
+        objects.get("a/value")
 
 
 def test_errors_name_the_place_and_no_secret(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:

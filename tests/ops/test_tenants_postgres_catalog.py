@@ -28,6 +28,8 @@ STORE_TABLES = {
     "tenant_key": (WRITE, WRITE, WRITE),
     "copy": (WRITE, WRITE, WRITE),
     "erased": (WRITE, WRITE, WRITE),
+    "external": (WRITE, WRITE, WRITE),
+    "external_use": (WRITE, WRITE, WRITE),
     "operator_action": (WRITE, WRITE, WRITE),
     "peer_key": (WRITE, WRITE, WRITE),
     "team_store": (WRITE, WRITE, WRITE),

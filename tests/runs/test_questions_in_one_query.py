@@ -1,4 +1,4 @@
-"""What is asked is read in one round trip, however many questions there are."""
+"""What is asked is read in one round trip for runs and one for graphs, however many questions there are."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def batches(store: perdure.Store, call: Callable[[], Any], monkeypatch: pytest.M
     return sent
 
 
-def test_questions_and_their_answers_are_one_round_trip(sync_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_questions_come_with_their_answers(sync_lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     store = sync_lab.store
     store.run(many, 12, id="many")
     first, second = (ask.path for ask in store.questions("many")[:2])
@@ -62,7 +62,7 @@ def test_questions_and_their_answers_are_one_round_trip(sync_lab: Lab, monkeypat
         store.answer("many", value, step=path, who=who)
     given = {ask.path: [(who, value) for who, value, _ in ask.answers] for ask in store.questions("many")}
     assert (len(given), given[first], given[second]) == (12, [("ann", 1)], [("ann", 2), ("bob", 3)])
-    assert batches(store, store.questions, monkeypatch) == 1
+    assert batches(store, store.questions, monkeypatch) == 2
     assert [ask.path for ask in store.questions(limit=2)] == [first, second]
 
 

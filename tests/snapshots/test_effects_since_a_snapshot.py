@@ -138,3 +138,29 @@ def test_a_run_that_continues_in_another_store_is_not_rewound_unawares(store: pe
     store.ops.transfer(tmp_path / "other.db", runs=["r"], move=True)
     with pytest.raises(perdure.UsageError, match=r"were moved.*\(r\)"):
         store.restore(snapshot, runs="rewind")
+
+
+@perdure.effect(name="since.book", undo=lambda what: None)
+def book(what: str, key: perdure.IdempotencyKey) -> str:
+    paid.append(str(key))
+    return what
+
+
+@perdure.durable(name="since.booking")
+def booking() -> Any:
+    perdure.ask("Go?")
+    return book("a seat")
+
+
+def test_an_effect_that_was_undone_since_is_not_run_again_under_its_key(store: perdure.Store) -> None:
+    """Its receiver would take it for the first request, and ignore it."""
+    store.run(booking, id="r")
+    snapshot = store.snapshot("s")
+    answered(store, booking).undo()
+    store.run(booking, id="r")
+    with pytest.raises(perdure.UsageError, match=r"were undone since the snapshot 's' was taken \(r\).*keys=\"new\""):
+        store.restore(snapshot, runs="rewind", keys="same")
+    assert store.get_run("r").refresh().status == "undone"
+    store.restore(snapshot, runs="rewind", keys="new")
+    answered(store, booking)
+    assert len(set(paid)) == len(paid) == 2

@@ -20,8 +20,10 @@ from perdure.storage.program import Batch, Program, Sql, Statement, drive, read,
 ROUNDS = 100 if SOAK else 12
 STORES = pytest.mark.parametrize("store", ["sqlite", "memory", "postgres"], indirect=True)
 # Of the store itself; what was erased, which no snapshot may bring back; what running steps emit; what operators did;
-# what stores of a team agreed on, which a restore changes by their protocol alone.
+# what stores of a team agreed on, which a restore changes by their protocol alone; which values states refer to, that
+# are kept as long as a snapshot shows such a state.
 _UNVERSIONED = {
+    *("external", "external_use"),
     *(
         "tenant",
         "tenant_key",

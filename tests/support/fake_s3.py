@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, unescape
 
 AZURE_ACCOUNT = "devstoreaccount1"  # of Azure's emulators
 
@@ -46,12 +46,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         if bucket not in self.objects:
             self._fail(404, "NoSuchBucket")
+        elif query.get("comp") == ["batch"]:
+            self._azure_batch(self.objects[bucket], bucket, body)
         elif "comp" in query:
             self._azure_block(self.objects[bucket], name, query, body)
         else:
             self._object(self.objects[bucket], name, query, body)
 
-    do_GET = do_HEAD = do_PUT = do_POST = _handle
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _handle
 
     def _object(self, objects: dict[str, bytes], name: str, query: dict[str, list[str]], body: bytes) -> None:
         upload = query.get("uploadId", [""])[0]
@@ -59,6 +61,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.parts[name] = {}
             text = f"<InitiateMultipartUploadResult><UploadId>{escape(name)}</UploadId></InitiateMultipartUploadResult>"
             self._answer(200, text.encode())
+        elif self.command == "POST" and "delete" in query:  # S3 deletes many at once
+            gone = re.findall(r"<Key>([^<]+)", body.decode())
+            for key in gone:
+                objects.pop(unescape(key), None)
+            deleted = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in gone)
+            self._answer(200, f"<DeleteResult>{deleted}</DeleteResult>".encode())
+        elif self.command == "DELETE":
+            is_azure = objects.pop(name, None) is None or "x-ms-version" in self.headers
+            self._answer(202 if is_azure else 204)
         elif self.command == "POST":
             objects[name] = b"".join(data for _, data in sorted(self.parts.pop(upload).items()))
             tag = _etag(objects[name])
@@ -91,6 +102,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
                 blocks[block] for block in re.findall(r"<(?:Uncommitted|Latest)>([^<]+)", body.decode())
             )
         self._answer(201, ETag=_etag(body))
+
+    def _azure_batch(self, objects: dict[str, bytes], bucket: str, body: bytes) -> None:
+        """Delete several blobs: each is a request of its own in the body."""
+        parts = ""
+        for number, path in enumerate(re.findall(r"DELETE (\S+) HTTP", body.decode())):
+            objects.pop(unquote(urlsplit(path).path).partition(f"{bucket}/")[2], None)
+            head = f"Content-Type: application/http\r\nContent-ID: {number}"
+            parts += f"--x\r\n{head}\r\n\r\nHTTP/1.1 202 Accepted\r\n\r\n\r\n"
+        self._answer(202, f"{parts}--x--".encode(), Content_Type="multipart/mixed; boundary=x")
 
 
 def _etag(data: bytes) -> str:

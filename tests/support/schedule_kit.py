@@ -49,5 +49,5 @@ def fire_forever(say: Say, url: str) -> None:
     with perdure.open(url) as store:
         say("ready")
         worker = perdure.Worker(store, [job])
-        worker._find_work = lambda most, until_idle: 0.0  # type: ignore[method-assign]  # it executes none
+        worker._find_work = lambda most, ends: 0.0  # type: ignore[method-assign]  # it executes none
         worker.run()

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 
+from team_leaving import SimView, may_leave
+
 from perdure.teams.protocol import (
     Accept,
     Acknowledged,
@@ -26,9 +28,8 @@ from perdure.teams.protocol import (
     Saved,
     contradiction,
     in_flight,
-    may_leave,
 )
-from perdure.teams.views import Started, TeamView
+from perdure.teams.views import Started
 
 TEAM = "sim"
 SCENARIOS = ("all", "churn", "restore", "quiet", "snapshots")
@@ -72,7 +73,7 @@ class SimStore:
     """One store: what is committed, and the snapshots."""
 
     member: Member
-    view: TeamView
+    view: SimView
     held: set[int] = field(default_factory=set)
     mailbox: list[Body] = field(default_factory=list)
     outbox: dict[str, list[PeerFrame]] = field(default_factory=dict)
@@ -144,7 +145,7 @@ class Sim:
         self.member, self.induced, self.steps = member, induced, steps
         self.leave_early, self.marks_outside = leave_early, marks_outside
         names = tuple(f"s{number}" for number in range(self.rng.randint(2, 5)))
-        self.view = TeamView(members=names)
+        self.view = SimView(members=names)
         self.stores: dict[str, SimStore] = {}
         for name in names:
             self.add(name)

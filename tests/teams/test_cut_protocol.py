@@ -96,7 +96,7 @@ def test_a_changed_body_is_refused_and_the_next_honest_batch_is_taken() -> None:
 
 
 def test_a_view_is_read_back_and_damaged_text_is_refused() -> None:
-    view = TeamView(members=("a", "b")).start().drain("b").restore(1, 4)
+    view = TeamView(members=("a", "b")).start().restore(1, 4)
     assert TeamView.decode(view.encode()) == view
     with pytest.raises(Undecodable, match="agreed on"):
         TeamView.decode(b"{")

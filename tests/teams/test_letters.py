@@ -165,6 +165,33 @@ def test_what_was_undone_after_a_cut_gets_new_keys_when_the_team_went_back(store
     assert (len(reserved), len(set(reserved))) == (3, 3)
 
 
+def test_a_turn_that_had_begun_at_a_cut_gets_its_answer_after_it_was_given_up_and_restored(
+    store: perdure.Store,
+) -> None:
+    team = store.team("begun")
+    is_mended = False
+
+    @team.agent(policy="dead_letter")
+    def caller(state: Any, message: Any) -> None:
+        state["answer"] = perdure.call("callee", message)
+        if not is_mended:
+            raise ValueError
+
+    @team.agent
+    def callee(state: Any, message: Any) -> Any:
+        return message
+
+    team.send("caller", "question")
+    perdure.Worker(store, [only(team, "caller")]).run(until_idle=True)
+    snap = team.snapshot(f"{store._context.tenant_name} cut")
+    team.work(until_idle=True)
+    assert len(team.dead()) == 1
+    team.restore(snap)
+    is_mended = True
+    team.work(until_idle=True)
+    assert state_of(team, "caller") == {"answer": "question"}
+
+
 def test_a_letter_of_a_member_that_left_keeps_its_keys(store: perdure.Store) -> None:
     team = failing_team(store)
     team.send("agent", 2)

@@ -359,8 +359,8 @@ assert not {"asyncio", "importlib.metadata", "perdure.snapshots.restore"} & set(
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_at_most_70_names_at_the_top_level() -> None:
-    assert len(perdure.__all__) <= 70
+def test_at_most_71_names_at_the_top_level() -> None:
+    assert len(perdure.__all__) <= 71
 
 
 def test_no_adapter_over_250_lines() -> None:

@@ -30,7 +30,8 @@ from perdure.adapters.agents import (
     tool_call,
     within,
 )
-from perdure.errors import NotFound, UsageError
+from perdure.adapters.amending import aamend, aextend, amend, extend
+from perdure.errors import NotFound
 from perdure.log.envelopes import ENVELOPE, envelope_text
 from perdure.log.label_ids import pack_id
 from perdure.log.pending import Write
@@ -51,14 +52,12 @@ from perdure.storage.program import Call, Flow, adrive, drive
 from perdure.storage.urls import is_postgres, sqlite_path
 from perdure.tasks.handle import Tasks
 from perdure.threads import line_saves, lines
-from perdure.threads.checks import check_metadata, check_name, check_namespace, check_note
+from perdure.threads.checks import check_metadata, check_name, check_namespace
 from perdure.threads.line_reads import LineCheckpoint, LineFilters
 from perdure.threads.line_saves import Encoded, Part
 from perdure.threads.lines import Line, SaveOptions
 from perdure.threads.models import Checkpoint
-from perdure.threads.retention import checkpoint_id
 from perdure.threads.save_engine import PreparedSave
-from perdure.threads.saves import Save, Unchanged
 from perdure.threads.thread import Thread
 from perdure.values.accelerator import speed as accelerator
 from perdure.values.codec import SIZE_MAX, Codec, decode, encode
@@ -133,7 +132,6 @@ __all__ = [
 ]
 
 T = TypeVar("T")
-_NOTHING = b"null"  # the text of the state of a thread without checkpoints
 
 
 def register_foreign(cls: type) -> None:
@@ -253,33 +251,6 @@ class Items:
 # --- states that many writers change
 
 
-def amend(thread: Thread, change: Callable[[Any], Any], *, note: str | None = None) -> Checkpoint | None:
-    """Save what `change` makes of the newest state (None: there is none yet). If it returns None, nothing is saved.
-
-    If another writer saves in between, `change` is called again with the new state, so nothing is lost. In a durable
-    function this happens once: a replay returns the same checkpoint and does not call `change`.
-    """
-    return thread._run(_amending(thread, _text_change(thread, change), note=check_note(note)))
-
-
-async def aamend(thread: Thread, change: Callable[[Any], Any], *, note: str | None = None) -> Checkpoint | None:
-    """`amend`, awaited."""
-    return await thread._arun(_amending(thread, _text_change(thread, change), note=check_note(note)))
-
-
-def extend(thread: Thread, items: Sequence[Any], *, expect: str | None = None) -> Checkpoint | None:
-    """`amend` for a state that is a list: add items at its end. The other items are neither decoded nor encoded.
-
-    `expect` is the id of the checkpoint that must be the newest. If it is not, Conflict is raised.
-    """
-    return thread._run(_amending(thread, _list_change(thread, items), expect))
-
-
-async def aextend(thread: Thread, items: Sequence[Any], *, expect: str | None = None) -> Checkpoint | None:
-    """`extend`, awaited."""
-    return await thread._arun(_amending(thread, _list_change(thread, items), expect))
-
-
 def recall(thread: Thread) -> Checkpoint | None:
     """Load the newest checkpoint; None if there is none. In a durable function, a replay loads the same one."""
     try:
@@ -318,44 +289,3 @@ def _head(name: str, thread: Thread) -> str | None:
 async def _ahead(name: str, thread: Thread) -> str | None:
     head = await thread.aget_head()
     return None if head is None else head.id
-
-
-def _text_change(thread: Thread, change: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
-    codec = thread._context.codec
-
-    def merge(text: bytes) -> bytes:
-        changed = change(decode(text, codec))
-        if changed is None:
-            raise Unchanged
-        return encode(changed, codec)
-
-    return merge
-
-
-def _list_change(thread: Thread, items: Sequence[Any]) -> Callable[[bytes], bytes]:
-    added = encode(list(items), thread._context.codec)
-
-    def merge(text: bytes) -> bytes:
-        if not items:
-            raise Unchanged
-        if text in (_NOTHING, b"[]"):
-            return added
-        if not (text.startswith(b"[") and text.endswith(b"]")):
-            raise UsageError(f"the state of thread {thread.name!r} is no list: give its items a thread of their own")
-        return b"".join((memoryview(text)[:-1], b",", memoryview(added)[1:]))  # copies the long text once
-
-    return merge
-
-
-def _amending(
-    thread: Thread, merge: Callable[[bytes], bytes], expect: str | None = None, note: str | None = None
-) -> Flow[Checkpoint | None]:
-    at = checkpoint_id(expect)
-    saving = Save(thread._context, thread._cursor, note, expect=at, merge=merge, asked=("amend",), text=_NOTHING)
-    try:
-        return (yield from thread._perform(saving))
-    except Unchanged:
-        return None
-    except Exception as error:
-        hold(error)  # a framework may wrap it: then the run would fail, and not be resumed
-        raise

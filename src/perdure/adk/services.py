@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
@@ -21,16 +21,18 @@ from google.adk.sessions.session import Session
 from google.adk.sessions.state import State
 
 import perdure
-from perdure.adapters import aamend, aextend, arecall, in_run
+from perdure.adapters import aextend, arecall, in_run
 from perdure.errors import Conflict, NotFound, ThreadDeleted
 
 _WRITERS_MAX = 1024
+Change = Callable[[Any], Any]
 
 
 class PerdureSessionService(BaseSessionService):
     """Sessions in a store: a session is a thread with its first state and its events, each event one save.
 
-    A writer whose session is not the newest is refused. State of users and apps is in threads of their own.
+    A writer whose session is not the newest is refused. State of users and apps is in threads of their own, which are
+    saved with the event that changes it.
     """
 
     def __init__(self, store: perdure.Store) -> None:
@@ -51,10 +53,12 @@ class PerdureSessionService(BaseSessionService):
         self, *, app_name: str, user_id: str, state: dict[str, Any] | None = None, session_id: str | None = None
     ) -> Session:
         id = (session_id or "").strip() or str(perdure.uuid() if in_run() else uuid4())
-        own = await self._share(app_name, user_id, state or {})
+        own = {name: value for name, value in (state or {}).items() if _is_own(name)}
         first = {"state": own, "at": perdure.now().timestamp() if in_run() else time.time()}
+        along = self._sharing(app_name, user_id, state or {})
         try:
-            saved = await self._session(app_name, user_id, id).asave([first], expect=False)
+            saved = await aextend(self._session(app_name, user_id, id), [first], expect=False, along=along)
+            assert saved is not None
         except Conflict as error:
             raise AlreadyExistsError(f"Session with id {id} already exists.") from error
         return await self._made(app_name, user_id, id, [first], saved.id)
@@ -88,13 +92,14 @@ class PerdureSessionService(BaseSessionService):
         session._storage_update_marker = at
         return session
 
-    async def _share(self, app: str, user: str, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Save what belongs to the user or the app, and return what belongs to the session."""
+    def _sharing(self, app: str, user: str, state: Mapping[str, Any]) -> list[tuple[perdure.Thread, Change]]:
+        """Return the changes of what belongs to the user or the app."""
+        shared: list[tuple[perdure.Thread, Change]] = []
         for prefix, thread in self._shared(app, user).items():
             changed = {name[len(prefix) :]: value for name, value in state.items() if name.startswith(prefix)}
             if changed:
-                await aamend(thread, partial(_updated, changed))
-        return {name: value for name, value in state.items() if _is_own(name)}
+                shared.append((thread, partial(_updated, changed)))
+        return shared
 
     async def append_event(self, session: Session, event: Event) -> Event:
         """Append an event. Raise StaleSessionError if another writer has changed the session since it was read."""
@@ -102,27 +107,27 @@ class PerdureSessionService(BaseSessionService):
             return event
         self._apply_temp_state(session, event)
         event = self._trim_temp_delta_state(event)
-        # Before the event: after a crash in between, it is appended again, and sets the same values again.
-        if event.actions.state_delta:
-            await self._share(session.app_name, session.user_id, event.actions.state_delta)
         try:
-            saved = await self._extend(session, event.model_dump(mode="json", exclude_none=True))
+            saved = await self._extend(session, event)
         except Conflict as error:
             raise StaleSessionError(f"session {session.id} was changed by another writer: get it again") from error
         session._storage_update_marker = saved.id if saved is not None else None
         session.last_update_time = event.timestamp
         return self._commit_event_to_session(session, event)
 
-    async def _extend(self, session: Session, plain: dict[str, Any]) -> perdure.Checkpoint | None:
+    async def _extend(self, session: Session, event: Event) -> perdure.Checkpoint | None:
+        """Save the event, and in the same transaction what it changes of the user's and the app's state."""
         place, marker = (session.app_name, session.user_id, session.id), session._storage_update_marker
+        items = [event.model_dump(mode="json", exclude_none=True)]
+        along = self._sharing(session.app_name, session.user_id, event.actions.state_delta)
         if (known := self._writers.pop(place, None)) is not None:
             self._writers[place] = known
             with suppress(ThreadDeleted):  # another process may have created it again
-                return await aextend(known, [plain], expect=marker)
+                return await aextend(known, items, expect=marker, along=along)
         thread = self._writers[place] = self._session(*place)
         if len(self._writers) > _WRITERS_MAX:
             self._writers.pop(next(iter(self._writers)))
-        return await aextend(thread, [plain], expect=marker)
+        return await aextend(thread, items, expect=marker, along=along)
 
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
         where = {"adk_app": app_name} | ({} if user_id is None else {"adk_user": user_id})

@@ -109,7 +109,6 @@ def good(cli: Invocation, store: Store, name: str, undo: bool) -> None:
     "Commands",
     "perdure snapshot restore before-deploy --dry-run\n"
     "perdure snapshot restore before-deploy --thread 'support-*' --namespace users/alice\n"
-    "perdure snapshot restore before-deploy --runs rewind\n"
     "perdure snapshot restore --as-of 2026-11-17T10:04 --dry-run",
 )
 @click.argument("name", required=False)

@@ -136,7 +136,7 @@ def checkpoint_json(checkpoint: Checkpoint) -> dict[str, Any]:
 @command(
     root,
     "Threads",
-    "perdure show alice-001\nperdure show alice-001 head~3\nperdure show alice-001 @12 --json | jq .state.plan\n"
+    "perdure show alice-001 head~3\nperdure show alice-001 @12 --json | jq .state.plan\n"
     "perdure show alice-001 --as-of 2h",
 )
 @click.argument("thread")

@@ -55,6 +55,7 @@ def sandbox(snapshot: Snapshot) -> Iterator[Sandbox]:
     live = snapshot._context
     with snapshot._live._open(":memory:", tenant=live.tenant_name) as store:
         store._context.codec, store._context.refuses_effects = live.codec, True
+        store._context.objects, store._context.values_of = live.objects, live
         search_alike(store._context, live)
         _drivers.add(store._context.driver.capabilities.base)
         _install()

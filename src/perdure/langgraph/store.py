@@ -103,7 +103,8 @@ class PerdureStore(SweepsItems, BaseStore):
     # --- flows
 
     def _batch(self, ops: Sequence[Op]) -> Flow[list[Result]]:
-        changes = [self._change(op) for op in ops if isinstance(op, PutOp)]
+        newest = {(tuple(op.namespace), op.key): op for op in ops if isinstance(op, PutOp)}
+        changes = [self._change(op) for op in newest.values()]
         gets = [op for op in ops if isinstance(op, GetOp)]
         got = iter((yield from self._items.get((op.namespace, op.key) for op in gets)))
         results: list[Result] = []
@@ -141,8 +142,6 @@ class PerdureStore(SweepsItems, BaseStore):
     def _change(self, op: PutOp) -> ItemChange:
         if op.value is None:
             return ItemChange(op.namespace, op.key, None)
-        if op.ttl is not None and not op.ttl > 0:
-            raise UsageError(f"put(ttl={op.ttl!r}): a number of minutes above 0, or None")
         ttl_s = None if op.ttl is None else op.ttl * 60
         return ItemChange(op.namespace, op.key, dict(op.value), self._texts(op), ttl_s)
 
@@ -180,6 +179,8 @@ def _check(op: Op) -> None:
             raise InvalidNamespaceError("Namespace cannot be empty.")
         if not isinstance(op.value, Mapping):
             raise UsageError(f"the value of an item is a mapping, not {op.value!r:.100}")
+        if op.ttl is not None and not op.ttl > 0:
+            raise UsageError(f"put(ttl={op.ttl!r}): a number of minutes above 0, or None")
     elif isinstance(op, ListNamespacesOp):
         for condition in op.match_conditions or ():
             if condition.match_type not in ("prefix", "suffix"):

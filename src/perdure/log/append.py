@@ -93,7 +93,7 @@ _IF_CHANGED = [f"{into} SELECT {values} WHERE changes() = 1{conflict}" for into,
 _OF_THREAD = "WHERE tenant = :tenant AND thread = :thread"
 
 
-def _to_head(*, labelled: bool, returning: bool, same_minute: bool) -> Sql:
+def _to_head(*, labelled: bool, returning: bool, same_minute: bool, guard: str = "") -> Sql:
     """Return SQL that inserts a record and moves the head to it, or changes nothing.
 
     It applies if the head is the expected parent and the thread is in the generation of the difference. A program needs
@@ -101,7 +101,7 @@ def _to_head(*, labelled: bool, returning: bool, same_minute: bool) -> Sql:
     the same value would make SQLite write a page of its index at every save."""
     asked = _ASKED if labelled else "asked_at = NULL"
     move = f"{_SET_HEAD}, {asked}{'' if same_minute else ', active = :active'} {_OF_THREAD}"
-    move += " AND head = :parent AND generation = :generation" + (f" AND {IS_OURS}" if labelled else "")
+    move += " AND head = :parent AND generation = :generation" + (f" AND {IS_OURS}" if labelled else "") + guard
     end = " RETURNING id" if returning else ""
     rows = 3 if labelled else 2
     # A driver rolls back an append that fails, so the check may come last there.
@@ -301,12 +301,31 @@ def head_statement(
     draft: Draft, base: Base, tenant: int, record: Record, label: Label | None = None, *, returning: bool = False
 ) -> Statement:
     """Return a statement that appends if the head is the record's parent and no base moved, else changes nothing."""
-    params = insert_params(draft, tenant, record)
-    minute = record.at // MINUTE_US
-    params["generation"], params["active"] = base.generation, minute
+    params = _head_params(draft, base, tenant, record)
     if label is not None:
         params["label"], params["run"], params["owner"] = label.id, label.run, label.turn.owner
-    return _TO_HEAD[label is not None, returning, base.record.at // MINUTE_US == minute](**params)
+    return _TO_HEAD[label is not None, returning, base.record.at // MINUTE_US == params["active"]](**params)
+
+
+def _head_params(draft: Draft, base: Base, tenant: int, record: Record) -> dict[str, Any]:
+    params = insert_params(draft, tenant, record)
+    params["generation"], params["active"] = base.generation, record.at // MINUTE_US
+    return params
+
+
+class GuardedHead:
+    """The statement that appends at the head if a condition of the caller's holds too. It returns the record's id."""
+
+    def __init__(self, guard: str) -> None:
+        self._sql = {
+            same: _to_head(labelled=False, returning=True, same_minute=same, guard=f" AND {guard}")
+            for same in (False, True)
+        }
+
+    def __call__(self, draft: Draft, base: Base, tenant: int, record: Record, **params: Any) -> Statement:
+        """Return the statement. `params` are those of the condition."""
+        params |= _head_params(draft, base, tenant, record)
+        return self._sql[base.record.at // MINUTE_US == params["active"]](**params)
 
 
 def append_to_head(draft: Draft, base: Base, tenant: int, record: Record, label: Label | None = None) -> Program[bool]:

@@ -189,7 +189,31 @@ REMOVAL = Table(
     ("kind", "until_at"),
     few_rows=True,
 )
-TABLES = (THREAD, TAG, RECORD, BODY, SPACE, LABEL, WRITE, PIN, ARCHIVED, ERASED, REMOVAL)
+# Large values of states, each stored once per tenant as an object of another place (threads/externals.py). A value that
+# nothing refers to is retired: a save that needs it again adds another row and object.
+EXTERNAL = Table(
+    "external",
+    (
+        Column("name", "text"),  # of the object; never used again
+        Column("hash", "bytes"),
+        Column("bytes", "int"),
+        Column("at", "int"),  # when a save wanted it last
+        Column("is_written", "int"),  # 1: a save that refers to it was committed
+        Column("gone_at", "int", null=True),  # when it was retired
+    ),
+    ("name",),
+    (Index("external_hash", "tenant, hash", unique=True, where="gone_at IS NULL"),),
+    versioned=False,
+)
+# Which values a tree's records refer to: some of those from `first` to `last`.
+EXTERNAL_USE = Table(
+    "external_use",
+    (Column("tree", "int"), Column("hash", "bytes"), Column("first", "int"), Column("last", "int")),
+    ("tree", "hash"),
+    (Index("external_use_hash", "tenant, hash"),),
+    versioned=False,
+)
+TABLES = (THREAD, TAG, RECORD, BODY, SPACE, LABEL, WRITE, PIN, ARCHIVED, ERASED, REMOVAL, EXTERNAL, EXTERNAL_USE)
 
 # The encrypted columns, for statements that read or write them.
 SALT, DIFF, FULL_TEXT = BODY.encrypted("salt"), BODY.encrypted("diff"), BODY.encrypted("full_text")

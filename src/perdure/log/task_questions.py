@@ -32,7 +32,11 @@ _OF_WRITE = "tenant = w.tenant AND {0}.thread = w.thread AND {0}.space = w.space
 # Writes of tasks that have not ended: one that has ended has an output.
 _OPEN = f"""w.key IN ('{QUESTIONS}', '{ANSWERS}', '{ANSWERED}') AND NOT EXISTS (SELECT 1 FROM write o
     WHERE o.{_OF_WRITE.format("o")} AND o.task = w.task AND o.idx >= 0 AND o.key <> '__error_source_node__')"""
-_NEWEST = "(SELECT max(id) FROM label l WHERE l.tenant = {0}.tenant AND l.thread = {0}.thread AND l.space = {1})"
+# Not max(id): PostgreSQL has no max(bytea) before 18.
+_NEWEST = (
+    "(SELECT id FROM label l WHERE l.tenant = {0}.tenant AND l.thread = {0}.thread AND l.space = {1}"
+    " ORDER BY id DESC LIMIT 1)"
+)
 _AT_HEAD = f"""JOIN label h ON h.tenant = t.tenant AND h.thread = t.thread AND h.space = 0 AND h.record = t.head
         AND h.id = {_NEWEST.format("t", 0)}
     JOIN write w ON w.tenant = h.tenant AND w.thread = h.thread AND w.space = 0 AND w.id = h.id"""

@@ -15,7 +15,7 @@ from perdure.memory.models import Item, item_of, microseconds
 from perdure.memory.reading import ItemReader
 from perdure.memory.rows import DELETED, ItemQuery, NewVersion
 from perdure.memory.scopes import searcher_of
-from perdure.memory.search import search
+from perdure.memory.search import search, unranked
 from perdure.storage.program import Batch, Flow, Program, Sql
 from perdure.threads.checks import check_limit
 from perdure.threads.context import StoreContext
@@ -60,7 +60,9 @@ def use_embedder(ctx: StoreContext, embedder: object, dimension: int | None) -> 
 
 def get(ctx: StoreContext, places: Iterable[tuple[Labels, str]]) -> Flow[list[Item | None]]:
     """Return the items at pairs of namespace and key, with None where there is no item."""
-    keys = [(path_of(labels), check_key(key)) for labels, key in places]
+    asked = [(tuple(labels), check_key(key)) for labels, key in places]
+    paths = {labels: path_of(labels) for labels, _ in asked}
+    keys = [(paths[labels], key) for labels, key in asked]
     stored = yield from flows.query(ctx, rows.read_keys, keys, ctx.clock_us())
     return [None if row is None else item_of(row, ctx.codec) for row in stored]
 
@@ -88,14 +90,12 @@ def find(
     scored = zip(reader.items(row for row, _ in shown), shown, strict=True)
     items = [replace(item, score=hit.score) for item, (_, hit) in scored]
     if len(items) < limit:
-        seen = {hit.id for _, hit in ranked}
-        others = yield from flows.listing(
-            ctx,
-            scope,
-            limit - len(items),
-            max(0, offset - len(ranked)),
-            lambda row: row.id not in seen and reader(row),
-        )
+        seen, skipped, missing = {hit.id for _, hit in ranked}, max(0, offset - len(ranked)), limit - len(items)
+        others = yield from unranked(ctx, scope, seen, reader, skipped, skipped + missing)
+        if others is None:
+            others = yield from flows.listing(
+                ctx, scope, missing, skipped, lambda row: row.id not in seen and reader(row)
+            )
         items += reader.items(others)
     return items
 
@@ -115,7 +115,8 @@ def write_items(ctx: StoreContext, changes: Sequence[ItemChange], refreshed: Seq
     if not changes and not refreshed:
         return
     now = ctx.clock_us()
-    newest = {(path_of(one.namespace), check_key(one.key)): one for one in changes}
+    paths = {labels: path_of(labels) for labels in {tuple(one.namespace) for one in changes}}
+    newest = {(paths[tuple(one.namespace)], check_key(one.key)): one for one in changes}
     if any(not path and one.value is not None for (path, _), one in newest.items()):
         raise UsageError("an item needs a namespace of at least one label")
     puts = [(path, one) for (path, _), one in newest.items() if one.value is not None]

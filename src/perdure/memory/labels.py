@@ -70,7 +70,8 @@ def check_str(text: object, subject: str) -> str:
     if not text:
         raise UsageError(f"{subject} has at least one character")
     try:
-        text.encode()
+        if not text.isascii():
+            text.encode()
     except UnicodeEncodeError as error:
         raise UsageError(f"{subject} is not valid Unicode: {text[:60]!r}") from error
     return str(text)

@@ -6,7 +6,7 @@ cache of one process. The row of an item decides whether it is there, holds and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -98,6 +98,22 @@ def search(
     return (hits or [])[start:end]
 
 
+def unranked(
+    ctx: StoreContext, scope: ItemQuery, ranked: Collection[int], reader: ItemReader, start: int, end: int
+) -> Flow[list[ItemRow] | None]:
+    """Return the items of a scope that match a filter and were not ranked, the newest first.
+
+    Return None if the index cannot tell: it has no columns for the filter, or the scope was written to.
+    """
+    tenant, searcher = (yield from ctx.tenant()), searcher_of(ctx)
+    asked = _Search(tenant or 0, searcher, scope, "", None, end, False, reader, True)
+    kept = asked.indexes().kept(then=scope.then)
+    if kept is None or not reader.conditions or asked.lacks_columns(kept.scope):
+        return None
+    ids = kept.scope.newest_matching(scope.kind, reader, ranked)
+    return (yield from read(partial(asked.listed, kept, ids, start, end)))
+
+
 @dataclass(frozen=True, slots=True)
 class _Search:
     """One search, and the programs that answer it."""
@@ -185,6 +201,24 @@ class _Search:
                 ranked, hits = [], iter(self.among(ranking, kept.scope))
         return None if bound is not None and (self.end is None or len(ranked) < self.end) else ranked
 
+    def listed(self, kept: KeptScope, ids: Sequence[int], start: int, end: int) -> Program[list[ItemRow] | None]:
+        """Return those of the items that are there and match, from place `start` up to `end`.
+
+        Return None if the scope was written to since the kept index was built.
+        """
+        [spaces] = yield Batch(_SPACES(**self.scope.params(self.tenant)))
+        if kept.spaces != {space: (last, generation) for space, last, generation, _, _ in spaces}:
+            return None
+        paths = {space: path for space, _, _, path, _ in spaces}
+        items: list[ItemRow] = []
+        for at in range(0, len(ids), _PAGE_MAX):
+            answers = yield Batch(*self._fetches(ids[at : at + _PAGE_MAX]))
+            rows_of = self._rows(answers, paths)
+            items += [rows_of[id] for id in ids[at : at + _PAGE_MAX] if id in rows_of and self.matches(rows_of[id])]
+            if len(items) >= end:
+                break
+        return items[start:end]
+
     def sample(self, asked: NearestQuery) -> Program[tuple[bytes, NDArray[Any]]]:
         """Return what is specific in a query's vector within the scope, and its cosines with a sample of the items."""
         from perdure.memory.segments import specific_to
@@ -200,9 +234,12 @@ class _Search:
 
     def _there(self, hits: Sequence[Hit], answers: Sequence[Rows], paths: dict[int, str], most: int | None) -> Found:
         """Return the first hits, at most `most`, whose items are there and match. Matching decodes an item."""
-        fetched = {row[0]: rows.item_row(row, paths[row[0] >> SEQUENCE_BITS]) for answer in answers for row in answer}
+        fetched = self._rows(answers, paths)
         there = ((fetched[hit.id], hit) for hit in hits if hit.id in fetched)
         return list(islice(((row, hit) for row, hit in there if self.matches(row)), most))
+
+    def _rows(self, answers: Sequence[Rows], paths: dict[int, str]) -> dict[int, ItemRow]:
+        return {row[0]: rows.item_row(row, paths[row[0] >> SEQUENCE_BITS]) for answer in answers for row in answer}
 
 
 def _vectors(asked: NearestQuery, ids: Sequence[int]) -> Program[Rows]:

@@ -353,6 +353,18 @@ class IndexScope:
         """Return the ids of the items that can be of a kind and match the filter of a reader."""
         return numpy.concatenate([part.ids[part.matching(kind, reader)] for part in self.parts] or [_NO_IDS])
 
+    def newest_matching(self, kind: str, reader: ItemReader, without: Iterable[int]) -> list[int]:
+        """Return the ids of `matching`, the newest first, without some."""
+        chosen = [part.matching(kind, reader) for part in self.parts]
+        ids = numpy.concatenate(
+            [part.ids[places] for part, places in zip(self.parts, chosen, strict=True)] or [_NO_IDS]
+        )
+        at = numpy.concatenate([part.at[places] for part, places in zip(self.parts, chosen, strict=True)] or [_NO_IDS])
+        others = ~numpy.isin(ids, numpy.fromiter(without, "i8"))
+        ids, at = ids[others], at[others]
+        newest: list[int] = ids[numpy.lexsort((-ids, -at))].tolist()
+        return newest
+
     def _live(self, arrays: Sequence[Array]) -> Array:
         """Return the live entries of the segments' arrays as one array."""
         if len(arrays) == 1 and self.parts[0].alive.all():

@@ -61,6 +61,7 @@ def open_store(
     lease_s: float = LEASE_US / 1e6,
     warn_bytes: int = WARN_BYTES,
     keys: KeyProvider | bytes | Sequence[bytes] | Mapping[str, Any] | Literal["env"] | None = None,
+    objects: str | os.PathLike[str] | None = None,
     embedder: Any = None,
     search_index: SearchIndex | None = None,
     **options: Any,
@@ -74,10 +75,11 @@ def open_store(
     refuses every write (ReadOnlyStore). `lease_s` is how long a run stays with a
     process that stopped renewing its lease. A state larger than `warn_bytes` logs a warning with the path of its
     largest value. `keys` (a `KeyFile`, `StaticKeys`, 32 bytes, or "env" for the file that PERDURE_KEYS names) encrypts
-    what is stored; data that is not encrypted is then refused. `embedder` makes memory searchable by meaning: "local",
-    "SERVICE:MODEL", a function from texts to vectors, an object with `embed_documents` and `embed_query`, or a model of
-    sentence-transformers. With None, items are found by their words. With
-    `search_index` (`perdure.memory.qdrant.QdrantIndex`), namespaces of more than 50,000 items are searched there. Other
+    what is stored; data that is not encrypted is then refused. `objects`, a folder or `s3://bucket/folder`, is where
+    values of `perdure.External` are. `embedder` makes memory searchable by meaning: "local", "SERVICE:MODEL", a
+    function from texts to vectors, an object with `embed_documents` and `embed_query`, or a model of
+    sentence-transformers. With None, items are found by their words. With `search_index`
+    (`perdure.memory.qdrant.QdrantIndex`), namespaces of more than 50,000 items are searched there. Other
     options are passed to the driver.
     """
     check_name(tenant, "tenant")
@@ -90,6 +92,10 @@ def open_store(
     if wrapped is not None:
         driver = wrapped(driver)
     context = StoreContext(driver, Codec(trust=trust), BaseCache(cache_bytes), tenant, warn_bytes=warn_bytes)
+    if objects is not None:
+        from perdure.storage.object_folder import objects_at
+
+        context.objects = objects_at(objects)
     searcher_of(context).scopes = TenantCache(memory_cache_bytes)
     if (cache := driver.capabilities.keys) is not None:  # texts in memory are dropped with the key that opened them
         cache.listen(context.cache)

@@ -215,6 +215,7 @@ class Instant(Handle):
         if self._copy is None:
             self._copy = self._live._open(":memory:", tenant=self._context.tenant_name)
             self._copy._context.codec = self._context.codec
+            self._copy._context.objects, self._copy._context.values_of = self._context.objects, self._live._context
             self._copy._context.clock_us = lambda: self._at
         return self._copy
 

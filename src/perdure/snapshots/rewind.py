@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+import orjson
 from blake3 import blake3
 
 from perdure.errors import NotFound, UsageError
 from perdure.runs.calls.state import thread_name
-from perdure.runs.journal.entries import INTENT
+from perdure.runs.journal.entries import INTENT, unpack
 from perdure.runs.journal.rows import ARGS_OF, FINISHED, NEVER, SET_ARGS, TASK
+from perdure.runs.journal.standing import UNDO
 from perdure.runs.schedules import rows as schedules
-from perdure.runs.tables import PARTS
+from perdure.runs.tables import JOURNAL_BODY, PARTS
 from perdure.snapshots.diff import MOVING, SnapshotChange, in_batches
 from perdure.snapshots.rows import SnapshotRow
 from perdure.storage.domains import all_tables, versioned_tables
@@ -39,6 +41,14 @@ _INTENTS = " UNION ALL ".join(
     for table in ("journal", "journal_past")
 )
 _EFFECT = Sql(f"{_INTENTS.format(tenant=':tenant', run=':run')} LIMIT 1")
+_INTENTS_SINCE = Sql(
+    " UNION ALL ".join(
+        f"""SELECT j.run, j.seq, j.kind, j.body FROM {table} j
+        WHERE j.tenant = :tenant AND j.run IN {{numbers:runs}} AND j.kind = {INTENT} AND j.stamp > :s"""
+        for table in ("journal", "journal_past")
+    ),
+    opens={3: JOURNAL_BODY.at(0, 1, 2)},
+)
 # Runs of a family that were made since, and deleted.
 _DELETED = Sql(
     """SELECT DISTINCT p.run, p.parent FROM run_past p WHERE p.tenant = :tenant AND p.root = :root AND p.stamp > :s
@@ -150,10 +160,26 @@ def runs_of(
             f'({names}): rewound, they would run them again. Nothing was restored; keys="same" lets effects run again '
             'under the same idempotency keys, keys="new" under new ones'
         )
+    if keys == "same":
+        yield from _refuse_undone(tenant, snapshot, {run: changed[run].id for run in effects})
     for run in sorted(effects, reverse=True) if keys == "same" else ():  # a child stays, with those above it
         while run in changed and changed[run].kind == "added":
             run = changed.pop(run).parent or 0
     return {run.id: run for run in changed.values()}
+
+
+def _refuse_undone(tenant: int, snapshot: SnapshotRow, runs: Mapping[int, str]) -> Program[None]:
+    """Raise UsageError if effects of these runs, with their ids, were undone since: receivers know their keys."""
+    undone: set[str] = set()
+    for some in in_batches([*runs]):
+        [intents] = yield Batch(_INTENTS_SINCE(tenant=tenant, runs=orjson.dumps(some).decode(), s=snapshot.epoch))
+        undone |= {runs[run] for run, _, _, body in intents if unpack(body).path.startswith(UNDO)}
+    if undone:
+        names = ", ".join(sorted(undone)[:5])
+        raise UsageError(
+            f"effects were undone since the snapshot {snapshot.name!r} was taken ({names}). Run again under the same "
+            'idempotency keys, their receivers would ignore them. Nothing was restored; keys="new" performs them again'
+        )
 
 
 def _had_effects(tenant: int, s: int, runs: Mapping[int, ChangedRun]) -> Program[set[int]]:

@@ -21,13 +21,16 @@ def verify_tenant(ctx: StoreContext, progress: Progress | None = None) -> Flow[R
     from perdure.log import verify as threads  # imported late: few programs verify
     from perdure.memory import verify as memory
     from perdure.runs.maintenance import verify as runs
+    from perdure.threads import externals
 
     report = Report.of((yield from threads.verify_tenant(tenant, progress)))
     of_runs = yield from runs.verify_runs(tenant, progress, live=is_live(ctx))
     versions, of_memory = yield from memory.verify_memory(tenant, ctx.codec)
+    of_values = yield from externals.verify(ctx, tenant)
     problems = [
         *report.problems,
         *(Problem("(store)" if run is None else f"(run {run})", None, text, run) for run, text in of_runs.problems),
+        *(Problem("(external values)", None, text) for text in of_values),
         *(Problem(f"(memory {name})" if name else "(memory)", None, text) for name, text in of_memory),
     ]
     return replace(report, runs=of_runs.runs, versions=versions, problems=tuple(problems))

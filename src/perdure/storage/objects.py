@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,9 @@ class ObjectStore:
     def __repr__(self) -> str:
         return f"<ObjectStore {self.url}>"
 
+    def __str__(self) -> str:
+        return self.url
+
     def put_file(self, name: str, path: Path, *, create: bool = False) -> None:
         """Upload a file in parts. The object appears when it is complete.
 
@@ -50,6 +53,21 @@ class ObjectStore:
                 self._api.put(self._store, name, path, mode="create", use_multipart=False)
             else:
                 self._api.put(self._store, name, path)
+
+    def put(self, name: str, data: bytes) -> None:
+        """Write an object, in place of one of the same name."""
+        with self._translated(name, f"there is no bucket at {self.url}: create it first"):
+            self._api.put(self._store, name, data)
+
+    def get(self, name: str) -> bytes:
+        """Read an object. Raise NotFound if there is no such object."""
+        with self._translated(name):
+            return bytes(self._api.get(self._store, name).bytes())
+
+    def delete(self, name: str) -> None:
+        """Delete an object, if it is there."""
+        with suppress(NotFound), self._translated(name):
+            self._api.delete(self._store, name)
 
     def get_file(self, name: str, path: Path) -> None:
         """Download an object to a file, in parts. Raise NotFound if there is no such object."""

@@ -24,7 +24,7 @@ from perdure.runs.journal.journal import paths_in, read_whole, read_with_sum
 from perdure.runs.journal.rows import COLUMNS, RUN_ENCRYPTED, NewRun
 from perdure.runs.journal.thread_runs import IS_TASK
 from perdure.runs.run_table import RunRow
-from perdure.storage.program import Batch, Flow, Program, Rows, Sql, adrive, drive, read, write
+from perdure.storage.program import Batch, Flow, Program, Sql, Statement, adrive, drive, read, write
 from perdure.tasks import rows
 from perdure.tasks.executions import is_any_busy, runs_elsewhere
 from perdure.tasks.policy import seconds_to_wait
@@ -101,7 +101,8 @@ def _take(ctx: StoreContext, name: str, *, is_async: bool) -> Flow[list[Executio
     thread, found = yield from read(partial(_to_undo, tenant, name))
     if is_any_busy(ctx, name):
         raise runs_elsewhere(ctx, name)
-    runtime, executions = runtime_of(ctx), []
+    runtime = runtime_of(ctx)
+    executions: list[Execution] = []
     for row in found:
         new = NewRun(row.id, row.function, row.version, b"{}", b"", row.incarnation, row.queue, root=thread)
         taken = yield from rows.take(
@@ -155,6 +156,5 @@ def _release(executions: Sequence[Execution]) -> Flow[None]:
         yield from write(partial(_one, statement))
 
 
-def _one(statement: rows.Statement) -> Program[Rows]:
-    [changed] = yield Batch(statement, last=True)
-    return changed
+def _one(statement: Statement) -> Program[None]:
+    yield Batch(statement, last=True)

@@ -238,12 +238,3 @@ def contradiction(cut: Mapping[str, Saved]) -> str:
             if not marks.acked <= received.received <= marks.sent or known != received.received_link:
                 return f"stores {source} and {target} disagree on what the first sent: one is from an old backup"
     return ""
-
-
-def may_leave(name: str, cut: Mapping[str, Saved], since_revision: int) -> bool:
-    """Return whether a leaving store may go: its channels are empty in a complete cut, and all knew that it leaves.
-
-    No store sends to one that leaves. So a channel that was empty then stays empty.
-    """
-    all_knew = all(saved.revision >= since_revision for saved in cut.values())
-    return all_knew and not any(name in channel for channel in in_flight(cut))

@@ -61,7 +61,14 @@ _GIVEN_UP = Sql(
     WHERE r.tenant = :tenant AND r.root = :root AND m.stamp > :s AND m.header IS NOT NULL""",
     opens={2: MAIL_HEADER.at(0, 1)},
 )
-_HEADER = Sql("SELECT header FROM mail WHERE tenant = :tenant AND run = :run AND key = :key", opens={0: MAIL_HEADER})
+# With the message, whether its turn had begun at the cut.
+_HEADER = Sql(
+    """SELECT m.header, r.entries > 0 AND m.state = 0 AND m.seq = (SELECT min(n.seq) FROM mail n
+        WHERE n.tenant = :tenant AND n.run = :run AND n.topic = '' AND n.state = 0)
+    FROM mail m JOIN run r ON r.tenant = m.tenant AND r.run = m.run
+    WHERE m.tenant = :tenant AND m.run = :run AND m.key = :key""",
+    opens={0: MAIL_HEADER.at("run", "key")},
+)
 _PUT_WITHDRAWN = """INSERT INTO mail (tenant, run, seq, topic, key, sender, state, header, value, at)
     SELECT r.tenant, r.run,
         (SELECT coalesce(max(m.seq), 0) + 1 FROM mail m WHERE m.tenant = r.tenant AND m.run = r.run),
@@ -232,14 +239,17 @@ def _restore(
 def _keep_given_up(tenant: int, headers: Rows, now: int) -> Program[None]:
     """Keep on messages that they were given up since: their effects were undone then, whatever the team forgets.
 
-    A message that was not sent at the cut is kept withdrawn: it can be sent again."""
+    A message that was not sent at the cut is kept withdrawn: it can be sent again. One whose turn had begun keeps the
+    ids of that turn's calls and children."""
     for run, mail_key, text, sender in headers:
         about = orjson.loads(text)
         since = {name: about[name] for name in ("given_up", "undone") if name in about}
         if since:
             key = {"tenant": tenant, "run": run, "key": mail_key}
             [then] = yield Batch(_HEADER(**key))
-            header = orjson.dumps({**orjson.loads((then and then[0][0]) or b"{}"), **since})
+            old, has_begun = then[0] if then else (None, False)
+            about = orjson.loads(old or b"{}")
+            header = orjson.dumps({**about, **since, **({"given_up": about.get("given_up", 0)} if has_begun else {})})
             absent = {"sender": sender, "value": compress(b"null"), "now": now}
             yield Batch(_SET_HEADER(**key, header=header) if then else _WITHDRAWN(**key, **absent, header=header))
 

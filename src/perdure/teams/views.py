@@ -35,7 +35,6 @@ class TeamView(msgspec.Struct, frozen=True):
     era: int = 0
     cut: int = 0
     members: tuple[str, ...] = ()
-    leaving: dict[str, int] = {}  # store to the revision since which it leaves: no store sends to it
     restored: RestoredCut | None = None
     started: dict[int, Started] = {}
     revision: int = 0
@@ -51,17 +50,6 @@ class TeamView(msgspec.Struct, frozen=True):
         """Add a store. It takes part in the cuts that are started from now on."""
         return self if name in self.members else self._changed(members=tuple(sorted({*self.members, name})))
 
-    def drain(self, name: str) -> TeamView:
-        """Let a store leave: from now on no store sends to it."""
-        if name not in self.members:
-            raise UsageError(f"store {name} is not a member of this team")
-        return self if name in self.leaving else self._changed(leaving={**self.leaving, name: self.revision + 1})
-
-    def leave(self, name: str) -> TeamView:
-        """Remove a store that has left."""
-        others = {store: since for store, since in self.leaving.items() if store != name}
-        return self._changed(members=tuple(store for store in self.members if store != name), leaving=others)
-
     def restore(self, cut: int, newest: int, started: Started | None = None) -> TeamView:
         """Go back to a complete cut. `newest` is the greatest cut that any store has reached.
 
@@ -72,7 +60,7 @@ class TeamView(msgspec.Struct, frozen=True):
             raise UsageError(f"the team has no cut {cut}; it has {', '.join(map(str, self.started)) or 'none'}")
         resumes = max(self.cut, newest)
         restored = RestoredCut(started.era, cut, resumes)
-        return self._changed(era=self.era + 1, cut=resumes, restored=restored, members=started.members, leaving={})
+        return self._changed(era=self.era + 1, cut=resumes, restored=restored, members=started.members)
 
     def _changed(self, **fields: object) -> TeamView:
         return msgspec.structs.replace(self, revision=self.revision + 1, **fields)

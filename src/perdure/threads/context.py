@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from perdure.log.cache import BaseCache
 from perdure.log.ids import new_id
 from perdure.log.thread_table import ensure_tenant, find_tenant
+from perdure.storage.object_folder import Objects
 from perdure.storage.program import Driver, Flow, adrive, drive, read, write
 from perdure.threads.thread_cache import ThreadCache
 from perdure.values.registry import Codec
@@ -68,6 +69,8 @@ class StoreContext:
     large_warned: dict[tuple[str, str], int] = field(default_factory=dict)  # (tenant, thread): size of the next warning
     threads: ThreadCache = field(default_factory=ThreadCache)  # the threads that lines have seen, of all tenants
     refuses_effects: bool = False  # a sandbox: effects return their recorded results, and none runs
+    objects: Objects | None = None  # where the large values of states are
+    values_of: StoreContext | None = None  # this is a copy in memory: it reads the large values of another store
     known_tenant: int | None = None  # the tenant's number, once it was looked up
     numbers: deque[int] = field(default_factory=deque)  # reserved for new threads, taken in ascending order
 

@@ -50,6 +50,7 @@ from perdure.storage.program import (
 )
 from perdure.threads.attachments import attach
 from perdure.threads.context import StoreContext
+from perdure.threads.external_rows import refer
 from perdure.threads.instrumentation import record_size, warn_unknown
 
 ATTEMPTS = 64  # an attempt fails only because another writer has succeeded
@@ -115,9 +116,11 @@ class PreparedSave(msgspec.Struct, eq=False):
     at: int
     label: Label | None = None
     where: Place | None = None  # None: ask the request when it is needed
+    values: Sequence[bytes] = ()  # the hashes of the large values that it refers to
     starts: bool = False  # it probably begins its thread
     writes: Sequence[Write] = ()
     before: PreparedSave | None = None
+    along: list[PreparedSave] = msgspec.field(default_factory=list)  # of other threads, in the same transaction
     warm: Base | None = None  # the base of the next save, if one append can write this one
     done: Appended | None = None  # the result of the transaction's last attempt
     is_stored: bool = False
@@ -158,7 +161,7 @@ class PreparedSave(msgspec.Struct, eq=False):
         """Write the record in its own transaction, by one append if possible. Raises Moved."""
         unknown: OutcomeUnknown | None = None
         try:
-            if self.warm is not None and (yield Append(*self.statements())):
+            if self.warm is not None and not self.values and (yield Append(*self.statements())):
                 return self.note_appended()
             if self.starts:
                 return self._note((yield from self._start()))
@@ -183,7 +186,7 @@ class PreparedSave(msgspec.Struct, eq=False):
     def program(self) -> Generator[Batch, list[Rows], Appended]:
         """Write the record inside another transaction, which may continue after it. Safe to repeat. Raises Moved."""
         draft = self.draft
-        if self.warm is not None and draft.base is not None:
+        if self.warm is not None and draft.base is not None and not self.values:
             quick = append_to_head(draft, draft.base, self.tenant, self.warm.record, self.label)
             if (yield from as_subprogram(quick)):
                 return self.note_appended()
@@ -193,8 +196,23 @@ class PreparedSave(msgspec.Struct, eq=False):
             raise self._moved(error) from error
 
     def append(self) -> Program[Appended]:
-        """Write the record wherever it belongs, under a lock."""
-        return append(self.draft, self._place(), self.record, self.at, self.label)
+        """Write the record wherever it belongs, under a lock, after those of other threads. Raises Moved."""
+        for each in self.along:
+            try:
+                yield from each.program()
+            except Conflict:
+                raise Moved(0) from None  # an update, which may follow another one
+        appending = append(self.draft, self._place(), self.record, self.at, self.label)
+        return (yield from (self._with_values(appending) if self.values else appending))
+
+    def _with_values(self, appending: Program[Appended]) -> Program[Appended]:
+        """Append, and refer to the large values. Raises Moved if one was retired since it was kept."""
+        done: Appended = yield from as_subprogram(appending)
+        if done.record is not None:
+            are_there = yield from refer(self.tenant, done.tree, self.record, self.values, self.at)
+            if not are_there:
+                raise Moved(0)
+        return done
 
     def look_for(self, unknown: OutcomeUnknown | None) -> Flow[Appended]:
         """Write the parent and its writes, then the record, unless the record is there already.
@@ -240,6 +258,8 @@ class PreparedSave(msgspec.Struct, eq=False):
 
     def settle(self) -> Appended:
         """Note that the save is committed, so that the next one builds on it."""
+        for each in self.along:
+            each.settle()
         ctx, done, base, after = self.request.ctx, self.done, self.draft.base, self.warm
         assert done is not None
         record = done.record
@@ -260,6 +280,8 @@ class PreparedSave(msgspec.Struct, eq=False):
 
     def drop(self, error: Exception | None = None) -> None:
         """Note that the save was not written. Drop its base from the cache if that has moved."""
+        for each in self.along:
+            each.drop(error)
         self.request.drop(self)
         base = self.draft.base
         if isinstance(error, Moved) and not error.after and base is not None:

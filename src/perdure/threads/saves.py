@@ -7,7 +7,8 @@ knows only the protocol `SaveJournal`.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
@@ -25,11 +26,15 @@ from perdure.storage.events import event
 from perdure.storage.program import Flow, aside, read
 from perdure.threads import flows
 from perdure.threads.context import Cursor, StoreContext
+from perdure.threads.external_rows import keys_in
+from perdure.threads.externals import Contents, keep
 from perdure.threads.instrumentation import warn_if_large
 from perdure.threads.save_engine import Moved, PreparedSave, prepare_next
 from perdure.values.codec import encode
+from perdure.values.external import External, noting, reading
 
 _ASIDE_BYTES = 256_000  # larger texts are compared and compressed in a thread, so that they do not block an event loop
+_ASIDE_EXTENDED_BYTES = 2_000_000  # and of an extended list, which is compressed whole now and then
 _log = logging.getLogger("perdure")
 
 
@@ -51,6 +56,8 @@ class Save(msgspec.Struct, frozen=True):
     asked: tuple[Any, ...] = ()  # of an update: its arguments
     kind: str = "state"
     base: int | None = None  # the record that the difference is made against, if not the parent
+    along: tuple[Save, ...] = ()  # updates of other threads, in the same transaction
+    values: Sequence[External[Any]] = ()  # the large values that the text refers to, and that may be new
 
     @property
     def name(self) -> str:
@@ -69,6 +76,9 @@ class Save(msgspec.Struct, frozen=True):
             return None
         if self.parent is not None or self.expect == NOTHING or self.merge is not None or self.base is not None:
             return None
+        assert not self.along  # only updates have some
+        if self.values or self._keys_in(self.text):
+            return None
         base = ctx.cache.get((tenant, cursor.tree, follows)) if len(self.text) <= ctx.warn_bytes else None
         if base is None or base.record.thread != thread or skip_length(base.record.step + 1):
             return None
@@ -78,10 +88,19 @@ class Save(msgspec.Struct, frozen=True):
         return prepared
 
     def prepare(self, after: int = 0) -> Flow[PreparedSave]:
+        prepared = yield from self._prepare(after)
+        for each in self.along:
+            with suppress(Unchanged):
+                prepared.along.append((yield from each.prepare()))
+                prepared.warm = None  # one append writes one record
+        return prepared
+
+    def _prepare(self, after: int) -> Flow[PreparedSave]:
         if self.merge is None:
             return (yield from self._prepared(self.text, self.expect, self.kind, after))
         if (newest := self._newest_in_memory()) is not None:
-            return (yield from self._prepared(self.merge(newest.data), newest.record.id, "update", after))
+            text, values = self._merged(newest.data)
+            return (yield from self._prepared(text, newest.record.id, "update", after, values))
         try:
             row, loaded, _ = yield from flows.load(self.ctx, self.cursor)
         except NotFound:
@@ -89,11 +108,22 @@ class Save(msgspec.Struct, frozen=True):
                 raise
             if self.expect not in (None, NOTHING):
                 raise head_moved(self.cursor.name, self.expect, None) from None
-            return (yield from self._prepared(self.merge(self.text), NOTHING, self.kind, after))
+            text, values = self._merged(self.text)
+            return (yield from self._prepared(text, NOTHING, self.kind, after, values))
         if self.expect not in (None, row.head):
             raise head_moved(self.cursor.name, self.expect, row.head)
         # Expect the row's head, not the loaded record: that is an ancestor if the head is damaged.
-        return (yield from self._prepared(self.merge(loaded.data), row.head, "update", after))
+        text, values = self._merged(loaded.data)
+        return (yield from self._prepared(text, row.head, "update", after, values))
+
+    def _merged(self, data: bytes) -> tuple[bytes, list[External[Any]]]:
+        assert self.merge is not None
+        with noting(self.ctx.codec) as values, reading(Contents(self.ctx)):
+            return self.merge(data), values
+
+    def _keys_in(self, text: bytes) -> list[bytes]:
+        """Return the hashes of large values in a text. A new state has some only if the store has a place for them."""
+        return keys_in(text) if self.ctx.objects is not None or self.kind != "state" or self.merge is not None else []
 
     def _newest_in_memory(self) -> Base | None:
         """Return the state that the handle last saved or loaded, if it is in memory. It is a guess at the newest one.
@@ -108,8 +138,12 @@ class Save(msgspec.Struct, frozen=True):
         base = self.ctx.cache.get((tenant, cursor.tree, cursor.record))
         return base if base is not None and base.record.thread == cursor.thread else None
 
-    def _prepared(self, text: bytes, expect: int | None, kind: str, after: int) -> Flow[PreparedSave]:
+    def _prepared(
+        self, text: bytes, expect: int | None, kind: str, after: int, values: Sequence[External[Any]] = ()
+    ) -> Flow[PreparedSave]:
         ctx, cursor, parent = self.ctx, self.cursor, self.parent
+        if keys := self._keys_in(text):
+            yield from keep(ctx, keys, [*values, *self.values])
         if len(text) > ctx.warn_bytes:
             yield from aside(partial(warn_if_large, ctx, cursor.name, text))
         tenant = yield from ctx.ensure_tenant()
@@ -120,13 +154,13 @@ class Save(msgspec.Struct, frozen=True):
         about = orjson.dumps(self.metadata).decode() if self.metadata else None
         salt = ctx.entropy(SALT_BYTES)
         make = partial(prepare, text, base, salt, kind=kind, note=self.note, metadata=about, branching=branching)
-        draft = (yield from aside(make)) if len(text) > _ASIDE_BYTES else make()
+        draft = (yield from aside(make)) if _takes_long(text, base) else make()
         at = ctx.clock_us()
         record = ctx.new_record_id(at, max(after, follows or 0, anchor or 0))
         cursor.own.append(record)
         is_next = expect in (None, follows) and not cursor.merge and base is not None and base.record.id == follows
         is_next = is_next and base is not None and not skip_length(base.record.step + 1)
-        prepared = PreparedSave(self, tenant, draft, record, at)
+        prepared = PreparedSave(self, tenant, draft, record, at, values=keys)
         prepared.where = place_of(cursor, tenant, parent, expect)
         if is_next and base is not None and base.record.thread == cursor.thread:
             sealed = seal(draft, base.record.thread, base.record.tree, record, at, base.record)
@@ -159,6 +193,15 @@ class Save(msgspec.Struct, frozen=True):
             raise error
         if is_free:
             self.cursor.record = None  # not the newest: load that one
+        for each in self.along:
+            each.retry_after(error)
+
+
+def _takes_long(text: bytes, base: Base | None) -> bool:
+    """Return whether an event loop should not wait for the difference. Of a list with more items it is quickly made."""
+    if len(text) <= _ASIDE_BYTES:
+        return False
+    return base is None or len(text) > _ASIDE_EXTENDED_BYTES or not text.startswith(base.data[:-1])
 
 
 def _follows(cursor: Cursor, tenant: int, stands_on: int | None) -> Flow[int | None]:

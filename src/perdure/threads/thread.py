@@ -7,6 +7,7 @@ its cursor: the checkpoint that it last loaded or saved.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,6 +35,7 @@ from perdure.threads.checks import (
 )
 from perdure.threads.compare import compare
 from perdure.threads.context import Cursor, StoreContext
+from perdure.threads.externals import Contents
 from perdure.threads.merge import edited, merged
 from perdure.threads.models import Change, Checkpoint, Pruned, Report, ThreadInfo
 from perdure.threads.retention import ThreadRetention
@@ -42,6 +44,7 @@ from perdure.threads.rollback import rollback
 from perdure.threads.save_engine import save, save_now
 from perdure.threads.saves import Save, journal_of
 from perdure.values.codec import decode, encode
+from perdure.values.external import External, noting, reading
 
 if TYPE_CHECKING:  # imported on first use: most programs need none of these
     from perdure.threads.autosave import AutoState
@@ -88,7 +91,7 @@ class Thread(ThreadRetention):
         the head, or False if the thread must have no checkpoint yet. No other thread may change the state meanwhile.
         """
         context, cursor = self._context, self._cursor
-        if note is None and metadata is None and parent is None and expect is None:
+        if note is None and metadata is None and parent is None and expect is None and context.objects is None:
             request = Save(context, cursor, text=encode(state, context.codec))
         else:
             request = self._save(state, note, metadata, parent, expect)
@@ -226,7 +229,8 @@ class Thread(ThreadRetention):
         classes.
         """
         row, loaded, skipped = yield from flows.load(self._context, self._cursor, _id(at), strict=strict)
-        state = decode(loaded.data, self._context.codec, raw=raw)
+        with nullcontext() if self._context.objects is None else reading(Contents(self._context)):
+            state = decode(loaded.data, self._context.codec, raw=raw)
         return Checkpoint(self.name, loaded.record, is_head=loaded.record.id == row.head, state=state, skipped=skipped)
 
     aload = awaited(load)
@@ -398,7 +402,15 @@ class Thread(ThreadRetention):
     ) -> Save:
         head = NOTHING if expect is False else _id(expect)
         about = (check_note(note), check_metadata(metadata), _id(parent), head)
-        return Save(self._context, self._cursor, *about, encode(state, self._context.codec))
+        text, values = self._encoded(state)
+        return Save(self._context, self._cursor, *about, text, values=values)
+
+    def _encoded(self, state: Any) -> tuple[bytes, list[External[Any]]]:
+        """Return the text of a state, and the large values that it refers to."""
+        if self._context.objects is None:
+            return encode(state, self._context.codec), []
+        with noting(self._context.codec) as values:
+            return encode(state, self._context.codec), values
 
     def _perform(self, request: Save) -> Flow[Checkpoint]:
         if (journal := journal_of(self._context)) is None:
@@ -415,12 +427,13 @@ class Thread(ThreadRetention):
         metadata: Mapping[str, Any] | None,
     ) -> Save:
         codec, paths, about = self._context.codec, check_paths(remove), (check_note(note), check_metadata(metadata))
-        kept = decode(encode(patch, codec), codec)  # a copy: a retry merges it again, and the caller may change it
+        text, values = self._encoded(patch)
+        kept = decode(text, codec)  # a copy: a retry merges it again, and the caller may change it
 
         def merge(data: bytes) -> bytes:
             return encode(merged(decode(data, codec), kept, paths), codec)
 
-        return Save(self._context, self._cursor, *about, merge=merge, asked=("update", kept, paths))
+        return Save(self._context, self._cursor, *about, merge=merge, asked=("update", kept, paths), values=values)
 
     def _saved(self, record: Record, is_head: bool) -> Checkpoint:
         return Checkpoint(self._cursor.name, record, is_head=is_head, source=self)

@@ -16,7 +16,7 @@ from blake3 import blake3
 from perdure.errors import Damaged, UsageError
 from perdure.log.append import INSERT
 from perdure.log.records import R_COLUMNS, RECORD_ENCRYPTED, RECORDS_OF_THREAD, Record, record_of
-from perdure.log.tables import DIFF, FULL_TEXT, RECORD, SALT, TABLES, THREAD
+from perdure.log.tables import DIFF, EXTERNAL_USE, FULL_TEXT, RECORD, SALT, TABLES, THREAD
 from perdure.log.thread_table import (
     MINUTE_US,
     ThreadRow,
@@ -66,6 +66,8 @@ _RECORDS = Sql(
 )
 _RETENTION = Sql("SELECT retention, asked_at, asked_id FROM thread WHERE tenant = :tenant AND thread = :thread")
 _ADD_THREAD, _ADD_TOMBSTONE = insert_into(THREAD), insert_into(RECORD)
+_USES = Sql("SELECT hash, first, last FROM external_use WHERE tenant = :tenant AND tree = :tree")
+_ADD_USE = insert_into(EXTERNAL_USE)
 _TABLES = tuple(table_copy(table) for table in TABLES if table.moves)
 
 
@@ -175,6 +177,8 @@ def read_threads(tenant: int, names: Sequence[str], put: Put) -> Program[None]:
         threads.append((row, retention[0]))
     put(threads)
     yield from _read_records(tenant, threads[0][0].tree, needed, put)
+    [uses] = yield Batch(_USES(tenant=tenant, tree=threads[0][0].tree))
+    put(partial(_uses, uses))
     for table in _TABLES:
         for row, _ in threads:
             offset, limit = 0, PAGE_ROWS // 10
@@ -207,6 +211,20 @@ def _record(record: Record, body: Sequence[Any], numbers: _Numbers) -> Statement
         return _ADD_TOMBSTONE(**params, body=None)
     salt, diff, full = body
     return INSERT(**params, salt=salt, diff=diff, full_text=full)
+
+
+def _uses(uses: Rows, numbers: _Numbers) -> list[Statement]:
+    return [
+        _ADD_USE(tenant=numbers.tenant, tree=numbers.tree, hash=key, first=first, last=last)
+        for key, first, last in uses
+    ]
+
+
+def values_of(tenant: int, names: Sequence[str]) -> Program[list[bytes]]:
+    """Return the hashes of the large values that threads of one tree may refer to."""
+    row = yield from find_thread(tenant, names[0])
+    [uses] = yield Batch(_USES(tenant=tenant, tree=row.tree))
+    return [bytes(key) for key, _, _ in uses]
 
 
 def _in_table(table: TableCopy, thread: int, rows: Rows, numbers: _Numbers) -> list[Statement]:

@@ -18,12 +18,13 @@ from perdure.runs.tables import SCHEDULE
 from perdure.storage.program import Batch, Program, Progress, Sql, drive, fetch, read, write, write_repair
 from perdure.threads.checks import check_name
 from perdure.threads.context import StoreContext
+from perdure.threads.externals import copy_values
 from perdure.transfers.fencing import fence_old_processes
 from perdure.transfers.memory import copy_memory
 from perdure.transfers.run_rows import encode, read_tasks
 from perdure.transfers.runs import RunMove, copy_run
 from perdure.transfers.tables import insert_into
-from perdure.transfers.threads import copy_threads
+from perdure.transfers.threads import copy_threads, values_of
 from perdure.transfers.verify import tenant_names
 from perdure.transfers.whole import copy_store
 
@@ -153,7 +154,9 @@ def transfer_some(
         if progress is not None:
             progress(done, total)
 
+    here = drive(source.driver, source.tenant()) or 0
     for names in trees:
+        copy_values(source, target, drive(source.driver, read(partial(values_of, here, names))))
         checkpoints += drive(target.driver, write_repair(partial(copy_threads, source, to, names, advance)))
         done += len(names)
         advance(0)

@@ -18,6 +18,7 @@ from perdure.runs.maintenance import retention as runs
 from perdure.snapshots.handle import release_expired
 from perdure.storage import metrics
 from perdure.storage.program import Flow, Program, Progress, maintain, read
+from perdure.threads import externals
 from perdure.threads.context import StoreContext
 
 
@@ -82,6 +83,7 @@ def compact_tenant(ctx: StoreContext, tenant: int, progress: Progress | None = N
     gone = yield from retention.enforce(tenant, now, dry_run=False, progress=progress)
     swept += yield from runs.sweep_runs(tenant, ctx.clock_us)
     memory = yield from maintenance.sweep(ctx, tenant)
+    yield from externals.collect(ctx, tenant)
     if (sink := metrics.sink) is not None:
         sink.record(metrics.COMPACTIONS, 1)
     return _compacted(gone, swept, before, (yield from _used(now)), memory=memory)

@@ -21,6 +21,7 @@ from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.maintenance.retention import delete_run
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, fetch, read, write
 from perdure.storage.versions import forget
+from perdure.threads import externals
 from perdure.threads.actions import forget_actions
 from perdure.threads.context import StoreContext
 from perdure.threads.models import moment
@@ -132,4 +133,9 @@ def finish_erasing(ctx: StoreContext, tenant: int, full: bool) -> Flow[list[str]
     yield from drop_loose_blobs(tenant)
     yield from write(partial(erase.note_past, tenant, "run", _TASKS, ctx.clock_us()))
     yield from write(partial(forget, ("blob", _LOOSE_BLOBS), tenant=tenant))
-    return (yield from erase.finish(tenant, ctx.driver.dialect, full=full))
+    problems = yield from erase.finish(tenant, ctx.driver.dialect, full=full)
+    if ctx.objects is not None:
+        yield from externals.collect(ctx, tenant, grace_us=0, kept_us=0)
+    elif (yield from externals.has_values(tenant)):
+        problems = [*problems, "objects of large values: open the store with objects= and compact it"]
+    return problems

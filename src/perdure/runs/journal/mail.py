@@ -7,12 +7,12 @@ statement of that transaction names the fence, so an owner that lost the run wri
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
 
-from perdure.log.append import head_statement
+from perdure.log.append import GuardedHead
 from perdure.runs.journal.rows import FINISHED, NEVER, FenceToken, untyped
 from perdure.runs.tables import INTENT, MAIL_HEADER, MAIL_VALUE
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
@@ -20,7 +20,15 @@ from perdure.threads.save_engine import Moved, PreparedSave
 
 # The owner of the turn that ends: its row is as it was when the turn began.
 _HELD = """tenant = :tenant AND run = :me AND fence = :fence AND status = 'running' AND turn = :turn - 1"""
-_IF_HELD = f" AND EXISTS (SELECT 1 FROM run WHERE {_HELD})"
+# If the turn saved a state, in the same batch as all else, nothing happens unless that is now the head of its thread.
+_SAVED = """(CAST(:saved AS bigint) IS NULL OR EXISTS (
+    SELECT 1 FROM thread WHERE tenant = :tenant AND thread = :thread AND head = CAST(:saved AS bigint)))"""
+_IF_HELD = f" AND EXISTS (SELECT 1 FROM run WHERE {_HELD}) AND {_SAVED}"
+_SAVE = GuardedHead(
+    f"""EXISTS (SELECT 1 FROM run WHERE {_HELD}) AND EXISTS (SELECT 1 FROM mail
+        WHERE tenant = :tenant AND run = :me AND seq = :seq AND mail.state = 0)
+    AND (SELECT count(*) FROM run WHERE tenant = :tenant AND run IN {{numbers:all}}) = :count"""
+)
 _OVER = ", ".join(f"'{status}'" for status in FINISHED)
 IS_ANSWER = "topic LIKE 'call:%'"  # to a call of a turn
 IS_TOPIC = f"topic <> '' AND NOT {IS_ANSWER}"
@@ -112,7 +120,7 @@ _END = Sql(
         status = CASE WHEN {_STAYS} THEN 'running' WHEN request IS NOT NULL OR {_MORE} THEN 'queued'
             ELSE 'waiting' END,
         wake_at = CASE WHEN request IS NOT NULL OR {_MORE} THEN 0 ELSE {NEVER} END
-    WHERE {_HELD} RETURNING status"""
+    WHERE {_HELD} AND {_SAVED} RETURNING status"""
 )
 _FAILED_AGAIN = Sql("UPDATE run SET crashes = crashes + 1 WHERE tenant = :tenant AND run = :run AND fence = :fence")
 _FULL = Sql(
@@ -205,16 +213,12 @@ def failed_again(token: FenceToken) -> Statement:
     return _FAILED_AGAIN(**token._asdict())
 
 
-def end_turn(token: FenceToken, sender: str, end: TurnEnd, saving: PreparedSave | None) -> Program[EndedTurn]:
-    """End a turn. Raises TurnLost, ReceiverGone, or Moved if another writer has changed the state's thread."""
-    tenant, run, fence = token
-    me = {"tenant": tenant, "me": run, "fence": fence, "turn": end.turn}
-    receivers = {out.to for out in end.sends}
-    statements = [_LOCK(tenant=tenant, all=orjson.dumps(sorted({run, *receivers})).decode())]
+def _changes(me: Mapping[str, Any], sender: str, end: TurnEnd) -> list[Statement]:
+    """Return the statements that take the message, send what the turn sends, and drop the journal of the turn."""
     if end.buried is None:
-        statements.append(_TAKE(**me, seq=end.mail.seq, record=end.record))
+        statements = [_TAKE(**me, seq=end.mail.seq, record=end.record)]
     else:
-        statements += [_BURY(**me, seq=end.mail.seq, key=end.mail.key, header=end.buried), _UNTAKE(**me)]
+        statements = [_BURY(**me, seq=end.mail.seq, key=end.mail.key, header=end.buried), _UNTAKE(**me)]
     for out in end.sends:
         about = {**me, "to": out.to, "topic": out.topic}
         fields = {"key": out.key, "value": out.value, "header": out.header, "for_turn": out.for_turn}
@@ -224,8 +228,26 @@ def end_turn(token: FenceToken, sender: str, end: TurnEnd, saving: PreparedSave 
         ]
     if end.has_journal:
         statements += [_FORGET_ANSWERS(**me), *(drop(**me) for drop in _DROP)]
-    is_quick = saving is not None and saving.warm is not None and saving.draft.base is not None
-    if saving is not None and not is_quick:
+    return statements
+
+
+def end_turn(token: FenceToken, sender: str, end: TurnEnd, saving: PreparedSave | None) -> Program[EndedTurn]:
+    """End a turn. Raises TurnLost, ReceiverGone, or Moved if another writer has changed the state's thread.
+
+    If one statement can save the state, all else depends on it, so COMMIT goes along with the only batch.
+    """
+    tenant, run, fence = token
+    receivers = {run, *(out.to for out in end.sends)}
+    numbers = orjson.dumps(sorted(receivers)).decode()
+    me: dict[str, Any] = {"tenant": tenant, "me": run, "fence": fence, "turn": end.turn, "saved": None, "thread": None}
+    statements = [_LOCK(tenant=tenant, all=numbers)]
+    base = None if saving is None or saving.warm is None else saving.draft.base
+    if saving is not None and saving.warm is not None and base is not None:
+        record = saving.warm.record
+        held = {"me": run, "fence": fence, "turn": end.turn, "seq": end.mail.seq}
+        statements.append(_SAVE(saving.draft, base, tenant, record, **held, all=numbers, count=len(receivers)))
+        me |= {"saved": record.id, "thread": record.thread}
+    elif saving is not None:
         yield from saving.program()
     limits = [_FULL(tenant=tenant, to=out.to, capacity=out.capacity) for out in end.sends if out.capacity is not None]
     last = [
@@ -233,17 +255,15 @@ def end_turn(token: FenceToken, sender: str, end: TurnEnd, saving: PreparedSave 
         _NEXT(tenant=tenant, me=run),
         *limits,
     ]
-    if is_quick and saving is not None and saving.draft.base is not None and saving.warm is not None:
-        head = head_statement(saving.draft, saving.draft.base, tenant, saving.warm.record, returning=True)
-        answers = yield Batch(*statements, head, *last)
-        if not answers[len(statements)]:
+    take = len(statements)
+    answers = yield Batch(*statements, *_changes(me, sender, end), *last, last=base is not None)
+    ended, rows, *full = answers[len(answers) - len(last) :]
+    if len(answers[0]) != len(receivers):
+        raise ReceiverGone
+    if saving is not None and base is not None:
+        if not answers[1]:  # then nothing else has happened either
             raise Moved(0)
         saving.note_appended()
-    else:
-        answers = yield Batch(*statements, *last)
-    ended, rows, *full = answers[len(answers) - len(last) :]
-    if not ended or not answers[1]:
+    if not ended or not answers[take]:
         raise TurnLost
-    if len(answers[0]) != len({run, *receivers}):
-        raise ReceiverGone
     return EndedTurn(ended[0][0], MailRow._make(rows[0]) if rows else None, any(full))

@@ -1,0 +1,231 @@
+"""Large values of states (`values/external.py`): where they are, and that none is missing or left for ever.
+
+An object has a name that is never used again, so that no late removal can hit a value that is stored anew. First a row
+names the object, then it is written, then the transaction of the save refers to it and checks that the row is there. So
+a crash leaves an object without a reference, which `collect` removes, and never a reference without its object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from perdure.errors import Damaged, NotFound, UsageError
+from perdure.storage.columns import EncryptedColumn
+from perdure.storage.object_folder import Objects
+from perdure.storage.program import Batch, Flow, Program, Sql, adrive, aside, change, drive, fetch, read, write
+from perdure.storage.store_tables import STORE
+from perdure.storage.versions import installed
+from perdure.threads.context import StoreContext
+from perdure.threads.external_rows import IS_THERE
+from perdure.values.external import External, content_hash
+from perdure.values.registry import Codec
+
+GRACE_US = 3_600_000_000  # for a save between its object and its transaction; without it, the save would begin again
+KEPT_US = 30 * 24 * GRACE_US  # how long an object stays that nothing refers to: a backup may refer to it
+_PAGE = 200
+_BODY = EncryptedColumn("external.body", "bytes", ("hash",))
+_CLAIM = Sql(f"UPDATE external SET at = {{now}} WHERE {IS_THERE} RETURNING name, is_written")
+_ADD = Sql(
+    """INSERT INTO external (tenant, name, hash, bytes, at, is_written, gone_at)
+    VALUES (:tenant, :name, :hash, :bytes, {now}, 0, NULL) ON CONFLICT DO NOTHING"""
+)
+_NAME = Sql(f"SELECT name FROM external WHERE {IS_THERE}")
+_LOCK_USES = Sql("SELECT 1 FROM external_use WHERE tenant = :tenant {for_update}")
+_IS_HELD = """EXISTS (SELECT 1 FROM {} r WHERE r.tenant = external_use.tenant AND r.tree = external_use.tree
+    AND r.id BETWEEN external_use.first AND external_use.last AND r.body IS NOT NULL)"""
+_DROP_USES = "DELETE FROM external_use WHERE tenant = :tenant AND NOT {}"
+_RETIRE = Sql(
+    """UPDATE external SET gone_at = {now} WHERE tenant = :tenant AND gone_at IS NULL AND at <= {now} - :grace
+        AND NOT EXISTS (SELECT 1 FROM external_use u WHERE u.tenant = external.tenant AND u.hash = external.hash)"""
+)
+_GONE = Sql(
+    """SELECT name FROM external WHERE tenant = :tenant AND gone_at IS NOT NULL AND gone_at <= {now} - :kept
+    ORDER BY name LIMIT :limit"""
+)
+_FORGET = Sql("DELETE FROM external WHERE tenant = :tenant AND name = :name AND gone_at IS NOT NULL")
+_ALL = Sql(
+    """SELECT hash FROM external WHERE tenant = :tenant AND gone_at IS NULL AND is_written = 1 AND hash > :after
+    ORDER BY hash LIMIT :limit"""
+)
+
+
+_ANY = Sql("SELECT 1 FROM external WHERE tenant = :tenant LIMIT 1")
+
+
+class Contents:
+    """Reads the values of a tenant (`values.external.Reader`)."""
+
+    def __init__(self, ctx: StoreContext) -> None:
+        self._ctx = ctx.values_of or ctx
+
+    @property
+    def codec(self) -> Codec:
+        return self._ctx.codec
+
+    def read(self, external: External[Any]) -> bytes:
+        return drive(self._ctx.driver, self.content(bytes.fromhex(external.hash)))
+
+    async def aread(self, external: External[Any]) -> bytes:
+        return await adrive(self._ctx.driver, self.content(bytes.fromhex(external.hash)))
+
+    def is_of(self, ctx: StoreContext) -> bool:
+        return self._ctx.is_same_tenant(ctx)
+
+    def content(self, key: bytes) -> Flow[bytes]:
+        """Return the content of a value, checked. Raises NotFound, Damaged."""
+        ctx, objects = self._ctx, objects_of(self._ctx)
+        tenant = (yield from ctx.tenant()) or 0
+        names = yield from fetch(_NAME, tenant=tenant, hash=key)
+        if not names:
+            raise NotFound(f"the value {key.hex()} is not in this store: `perdure store verify` names what is missing")
+        stored = yield from aside(partial(objects.get, names[0][0]))
+        if (cipher := (yield from _cipher(ctx, tenant, writes=False))) is not None:
+            stored = cipher.decrypt(_BODY, stored, (key,))
+        if content_hash(stored) != key:
+            raise Damaged(f"the value {key.hex()} was changed in {objects}: restore the object {names[0][0]} there")
+        return stored
+
+
+def objects_of(ctx: StoreContext) -> Objects:
+    if ctx.objects is None:
+        raise UsageError(
+            "a state has a perdure.External, and the store was opened without a place for such values: "
+            'perdure.open(…, objects="s3://bucket/folder" or a folder)'
+        )
+    return ctx.objects
+
+
+def _cipher(ctx: StoreContext, tenant: int, *, writes: bool) -> Flow[Any]:
+    """Return the cipher of a tenant; None if the store is not encrypted. Raises KeyMissing."""
+    keys = ctx.driver.capabilities.keys
+    if keys is None:
+        return None
+    from perdure.encryption.cache import KeysWanted  # late: most stores have no keys
+    from perdure.encryption.driver import load
+
+    asked: set[str] = set()
+
+    def loading() -> Program[Any]:
+        try:
+            return (yield from load(keys, tenant, asked, write=writes))
+        except KeysWanted as wanted:  # the driver asks the provider, and begins again
+            asked.add(wanted.name)
+            raise
+
+    return (yield from (write(loading) if writes else read(loading)))
+
+
+# --- saving
+
+
+def keep(ctx: StoreContext, keys: Iterable[bytes], values: Sequence[External[Any]] = ()) -> Flow[None]:
+    """Write the objects of values that a state is about to refer to, unless they are there. Raises NotFound.
+
+    `values` are those that may be new. The others of `keys` are referred to by an older state.
+    """
+    tenant, new = (yield from ctx.ensure_tenant()), {value.hash: value for value in values}
+    for key in sorted(set(keys)):
+        content = None
+        if (value := new.get(key.hex())) is not None:
+            objects_of(ctx)
+            content = value.content(ctx.codec)
+            if content is None and isinstance(value._reader, Contents) and not value._reader.is_of(ctx):
+                content = yield from aside(partial(value._reader.read, value))
+        claimed = yield from write(partial(_claim, ctx, tenant, key, content))
+        if claimed is None:
+            raise NotFound(f"the value {key.hex()} is not in this store any more: nothing was saved")
+        name, is_written = claimed
+        if not is_written and content is not None:
+            cipher = yield from _cipher(ctx, tenant, writes=True)
+            body = content if cipher is None else cipher.encrypt(_BODY, content, (key,))
+            yield from aside(partial(objects_of(ctx).put, name, body))
+
+
+def _claim(ctx: StoreContext, tenant: int, key: bytes, content: bytes | None) -> Program[tuple[str, int] | None]:
+    now = ctx.clock_us()
+    [rows] = yield Batch(_CLAIM(tenant=tenant, hash=key, now=now))
+    if not rows and content is not None:
+        [[(store, era)]] = yield Batch(STORE())
+        name = f"{store}/{era}/{tenant}/{ctx.entropy(16).hex()}"
+        _, rows = yield Batch(
+            _ADD(tenant=tenant, name=name, hash=key, bytes=len(content), now=now),
+            _CLAIM(tenant=tenant, hash=key, now=now),
+        )
+    return (rows[0][0], rows[0][1]) if rows else None
+
+
+# --- removing
+
+
+def collect(ctx: StoreContext, tenant: int, *, grace_us: int = GRACE_US, kept_us: int = KEPT_US) -> Flow[int]:
+    """Remove the objects that no checkpoint refers to, of the store or of a snapshot. Return how many.
+
+    An object of an earlier era, before a restore from a backup, stays: the store that was backed up may need it.
+    """
+    now = ctx.clock_us()
+    yield from write(partial(_retire, tenant, now, grace_us))
+    removed = 0
+    if ctx.objects is None:
+        return removed
+    [[(store, era)]] = yield from _one(STORE)
+    while names := (yield from fetch(_GONE, tenant=tenant, now=now, kept=kept_us, limit=_PAGE)):
+        for (name,) in names:
+            if name.startswith(f"{store}/{era}/"):
+                yield from aside(partial(ctx.objects.delete, name))
+            yield from change(_FORGET(tenant=tenant, name=name))
+        removed += len(names)
+    return removed
+
+
+def _one(sql: Sql) -> Flow[list[Any]]:
+    return [(yield from fetch(sql))]
+
+
+def _retire(tenant: int, now: int, grace: int) -> Program[None]:
+    """Drop the references whose records are gone, then retire the values without references.
+
+    On PostgreSQL the lock waits for saves that refer to a value, and the next statement sees their records."""
+    held = [_IS_HELD.format("record")]
+    if (yield from installed()):
+        held.append(_IS_HELD.format("record_past"))
+    yield Batch(_LOCK_USES(tenant=tenant))
+    yield Batch(Sql(_DROP_USES.format(f"({' OR '.join(held)})"))(tenant=tenant))
+    yield Batch(_RETIRE(tenant=tenant, now=now, grace=grace))
+
+
+def has_values(tenant: int) -> Flow[bool]:
+    """Return whether a tenant has large values, or had some whose objects are still there."""
+    return bool((yield from fetch(_ANY, tenant=tenant)))
+
+
+# --- checking and copying
+
+
+def verify(ctx: StoreContext, tenant: int) -> Flow[list[str]]:
+    """Read every value. Return what is wrong, as sentences; nothing if the store was opened without `objects=`."""
+    if ctx.objects is None:
+        return []
+    wrong: list[str] = []
+    after = b""
+    while rows := (yield from fetch(_ALL, tenant=tenant, after=after, limit=_PAGE)):
+        for (key,) in rows:
+            try:
+                yield from Contents(ctx).content(bytes(key))
+            except (NotFound, Damaged) as error:
+                wrong.append(str(error))
+        after = rows[-1][0]
+    return wrong
+
+
+def copy_values(source: StoreContext, target: StoreContext, keys: Sequence[bytes]) -> None:
+    """Copy values to another store, before the threads that refer to them."""
+    if source.objects is target.objects and (target.values_of or target) is (source.values_of or source):
+        return
+    reader = Contents(source)
+    for key in keys:
+        value: External[Any] = External(None)
+        value._content = drive(source.driver, reader.content(key))
+        value._hash, value._size = key, len(value._content)
+        drive(target.driver, keep(target, [key], [value]))

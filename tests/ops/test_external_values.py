@@ -1,0 +1,220 @@
+"""Large values of states are objects of another place: none is missing, none stays for ever, none can be read without
+the tenant's key."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_s3 import fake_s3
+
+import perdure
+from perdure.encryption import KeyFile
+from perdure.errors import KeyMissing, NotFound, Unstorable, UsageError
+from perdure.forensics import sandbox
+from perdure.threads.externals import collect
+
+VIDEO = bytes(range(256)) * 400
+CHILD = """
+import os, signal, sys, perdure
+store = perdure.open(sys.argv[1], objects=sys.argv[2])
+class Killing:
+    def put(self, name, data, folder=store._context.objects):
+        if sys.argv[3] == "after":
+            folder.put(name, data)
+        os.kill(os.getpid(), signal.SIGKILL)
+store._context.objects = Killing()
+store.thread("t").save({"video": perdure.External(b"new" * 1000)})
+"""
+
+
+@pytest.fixture(params=["sqlite and a folder", "postgres and s3", "encrypted and a folder"])
+def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
+    """The arguments of `perdure.open`."""
+    database, _, objects = request.param.partition(" and ")
+    url = request.getfixturevalue("postgres_url") if database == "postgres" else str(tmp_path / "store.db")
+    keys = bytes(32) if database == "encrypted" else None
+    if objects == "s3":
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
+        monkeypatch.setenv("AWS_REGION", "us-east-1")
+        with fake_s3("agents") as endpoint:
+            monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+            yield {"url": url, "objects": "s3://agents/values", "keys": keys}
+    else:
+        (tmp_path / "objects").mkdir()
+        yield {"url": url, "objects": tmp_path / "objects", "keys": keys}
+
+
+def swept(store: perdure.Store) -> int:
+    """Remove what nothing refers to, without waiting; return how many objects."""
+    tenant = store._run(store._context.ensure_tenant())
+    return store._run(collect(store._context, tenant, grace_us=0, kept_us=0))
+
+
+def files(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_a_state_holds_a_reference_and_the_value_is_read_on_demand(place: dict[str, Any]) -> None:
+    with perdure.open(**place) as store:
+        thread = store.thread("t")
+        saved = thread.save({"video": perdure.External(VIDEO), "table": perdure.External([{"n": 1}] * 1000), "n": 0})
+        assert saved.size_bytes < 400
+        store.thread("other").save({"same": perdure.External(VIDEO)})
+        thread.update({"more": perdure.External("text")})
+        thread.edit("n", 1)
+        fork = thread.fork(name="fork")
+        thread.rollback(saved)
+        thread.prune(keep=1)
+        assert swept(store) == 0, "the fork has the text"
+        assert fork.load().state["more"].get() == "text"
+    with perdure.open(**place) as store:
+        state = store.thread("t").load().state
+        assert state["video"].get() == VIDEO == store.thread("other").load().state["same"].get()
+        assert state["video"] == store.thread("other").load().state["same"]
+        assert asyncio.run(state["table"].aget()) == [{"n": 1}] * 1000
+        store.thread("t").save(state)  # as it was loaded
+        assert store.ops.verify().problems == ()
+        assert store.thread("t").load(raw=True).state["video"]["<type>"] == "perdure.External"
+
+
+def test_what_nothing_refers_to_is_removed_and_not_before(place: dict[str, Any]) -> None:
+    with perdure.open(**place) as store:
+        thread = store.thread("t")
+        for number in range(4):
+            thread.save({"v": perdure.External(f"{number}" * 1000)})
+        first, second = list(thread.history())[-1], list(thread.history())[-2]
+        thread.pin(second, name="kept")
+        snapshot = store.snapshot("s")
+        thread.save({"v": None})
+        thread.prune(keep=1)
+        assert swept(store) == 0
+        with sandbox(snapshot) as box:
+            assert box.thread("t").load(first).state["v"].get() == "0" * 1000
+        assert snapshot.thread("t").load(second).state["v"].get() == "1" * 1000
+        snapshot.release()
+        assert swept(store) == 3, "the pin holds one"
+        assert thread.load(second).state["v"].get() == "1" * 1000
+        store.delete_thread("t", force=True)
+        assert swept(store) == 1
+        assert store.ops.verify().problems == ()
+
+
+@pytest.mark.parametrize("place", ["sqlite and a folder", "postgres and s3"], indirect=True)
+def test_a_value_that_is_removed_while_it_is_saved_again_is_stored_again(place: dict[str, Any]) -> None:
+    with perdure.open(**place) as store, perdure.open(**place) as other:
+        store.thread("old").save({"v": perdure.External(VIDEO)})
+        store.delete_thread("old")
+        entropy = store._context.entropy
+        removed: list[int | None] = []
+
+        def remove_first(size: int) -> bytes:
+            if not removed:
+                removed.append(None)
+                removed.append(swept(other))
+            return entropy(size)
+
+        store._context.entropy = remove_first  # it is asked between the object and the transaction
+        store.thread("new").save({"v": perdure.External(VIDEO)})
+        assert removed == [None, 1]
+        assert other.thread("new").load().state["v"].get() == VIDEO
+        assert swept(other) == 0
+        loaded = store.thread("new").load().state
+        store.delete_thread("new")
+        swept(other)
+        with pytest.raises(NotFound, match="not in this store any more: nothing was saved"):
+            store.thread("late").save(loaded)
+
+
+@pytest.mark.parametrize("point", ["before", "after"])
+def test_a_kill_leaves_no_reference_without_its_object(point: str, tmp_path: Path) -> None:
+    folder = tmp_path / "objects"
+    folder.mkdir()
+    with perdure.open(tmp_path / "store.db", objects=folder) as store:
+        store.thread("t").save({"video": perdure.External(VIDEO)})
+    done = subprocess.run([sys.executable, "-c", CHILD, tmp_path / "store.db", folder, point], capture_output=True)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    with perdure.open(tmp_path / "store.db", objects=folder) as store:
+        assert store.thread("t").load().state["video"].get() == VIDEO
+        assert swept(store) == 1
+        assert len(files(folder)) == 1
+        store.thread("t").save({"video": perdure.External(b"new" * 1000)})
+        assert store.thread("t").load().state["video"].get() == b"new" * 1000
+        assert store.ops.verify().problems == ()
+
+
+def test_a_value_is_encrypted_and_erased_with_its_tenant_or_thread(tmp_path: Path) -> None:
+    folder, keys = tmp_path / "objects", KeyFile(tmp_path / "keys.json", refresh_s=1e-9)
+    folder.mkdir()
+    keys.new("ann")
+    with perdure.open(tmp_path / "store.db", objects=folder, keys=keys, tenant="ann") as store:
+        for name in ("t", "secret"):
+            store.thread(name).save({"v": perdure.External(name.encode() * 500)})
+        assert not any(b"secretsecret" in path.read_bytes() for path in files(folder))
+        value = store.thread("t").load().state["v"]
+        store.ops.erase("secret")
+        assert len(files(folder)) == 1, "erasing waits for nothing"
+        keys.forget("ann")
+        with pytest.raises(KeyMissing):
+            value.get()
+
+
+@pytest.mark.parametrize("place", ["sqlite and a folder"], indirect=True)
+def test_copies_have_the_values_or_are_refused(place: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    there = tmp_path / "there.db"
+    with perdure.open(**place) as store:
+        store.thread("t").save({"v": perdure.External(VIDEO)})
+        refused = (
+            "a perdure.External, and the store was opened without a place for such values: perdure.open\\(…, objects="
+        )
+        with pytest.raises(UsageError, match=refused):
+            store.ops.transfer(tmp_path / "without.db", threads=["t"])
+        with pytest.raises(UsageError, match=refused):
+            store.snapshot("s").export(tmp_path / "bundle.db")
+        options: dict[str, Any] = {"objects": tmp_path / "elsewhere", "keys": bytes(32)}
+        store.ops.transfer(there, threads=["t"], **options)
+        with perdure.open(there, **options) as target:
+            store.delete_thread("t")
+            store.get_snapshot("s").release()
+            assert swept(store) == 1
+            assert target.thread("t").load().state["v"].get() == VIDEO
+            target.snapshot("before")
+            target.delete_thread("t")
+            swept(target)
+            target.restore("before")
+            target.get_snapshot("before").release()
+            for snapshot in target.snapshots():
+                snapshot.release()
+            assert swept(target) == 0
+            assert target.thread("t").load().state["v"].get() == VIDEO
+
+
+@pytest.mark.parametrize("place", ["sqlite and a folder"], indirect=True)
+def test_a_missing_or_changed_object_is_named(place: dict[str, Any]) -> None:
+    with perdure.open(**place) as store:
+        store.thread("t").save({"a": perdure.External(b"a"), "b": perdure.External(b"b")})
+        one, two = files(place["objects"])
+        one.write_bytes(b"bx")
+        two.unlink()
+        problems = [problem.what for problem in store.ops.verify().problems]
+        assert len(problems) == 2
+        assert any("was changed in" in text for text in problems)
+        assert any("there is no file" in text for text in problems)
+
+
+def test_where_no_reference_is_kept_it_is_refused(tmp_path: Path) -> None:
+    kept = "kept by save and update of a thread alone"
+    with perdure.open(":memory:") as store, pytest.raises(Unstorable, match=kept):
+        store.thread("t").save({"v": perdure.External(VIDEO)})
+    with pytest.raises(UsageError, match="no such folder"):
+        perdure.open(":memory:", objects=tmp_path / "none")
+    with perdure.open(":memory:", objects=tmp_path) as store, pytest.raises(Unstorable, match=kept):
+        store.memory("m").put("k", perdure.External(VIDEO))
