@@ -113,7 +113,9 @@ class ScopeIndexes:
 
     def keep(self, kept: KeptScope) -> None:
         key = (self._tenant, self.query.path, self.model, self.dimension, bool(kept.at))
-        self._scopes.put(key, kept._replace(weight_bytes=kept.scope.size_bytes))
+        present = self.kept(then=False) if kept.at else None  # the past shares its arrays with the present
+        shared = 0 if present is None else present.scope.size_bytes
+        self._scopes.put(key, kept._replace(weight_bytes=max(0, kept.scope.size_bytes - shared)))
 
     def refreshed(self, newest: Newest) -> Program[KeptScope]:
         """Return the index as of the time of the query: the cached one with what was written since."""
