@@ -8,16 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from perdure.errors import ExtraMissing
+from perdure.memory.arrays import Array, numpy
 from perdure.memory.words import TEXT_WEIGHT
-
-try:
-    import numpy
-    from numpy.typing import NDArray
-except ImportError as error:
-    raise ExtraMissing("a search", "search") from error
 
 if TYPE_CHECKING:
     from perdure.memory.segments import IndexSegment
@@ -35,8 +29,6 @@ FIRST_PAGE = 64
 # common word of many says nothing.
 WORDS_FLOOR = 0.5
 QUERY_FLOOR = 0.2
-
-Array = NDArray[Any]
 
 
 class Hit(NamedTuple):
