@@ -125,6 +125,23 @@ def test_a_fact_is_found_again_among_many_that_resemble_it(tmp_path: Path) -> No
         assert len(agent.facts.history("home")) == 2
 
 
+def test_a_fact_without_a_vector_is_found_by_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.memory.embed.RETRY_DELAYS_S", ())
+    is_down = True
+
+    def embed(texts: list[str]) -> list[list[float]]:
+        if is_down:
+            raise RuntimeError("down")
+        return [[float(len(text)), 1.0] for text in texts]
+
+    with perdure.open(tmp_path / "a.db", embedder=embed) as store:
+        agent = AgentMemory(store, "alice")
+        agent.facts.put("home", GRAZ)
+        is_down = False
+        agent.record("a", "b", facts={"where": SAME})
+        assert [item.key for item in agent.facts.list()] == ["home"]
+
+
 def test_wrong_answers_of_extract_are_refused(tmp_path: Path) -> None:
     wrong: list[Any] = [
         [{"do": "invent", "key": "a", "value": 1}],

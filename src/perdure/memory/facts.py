@@ -144,11 +144,13 @@ def same_fact(ctx: StoreContext, path: str, value: Any) -> Flow[Item | None]:
     sought, fixed = _words(sentence(value))
     if len(sought) < _WORDS_MIN:
         return None
-    near = yield from nearest(ctx, path, sentence(value), _NEAR_MAX, by_meaning=True)
-    for item, cosine in zip(near.items, near.cosines, strict=True):
-        known, known_fixed = _words(sentence(item.value))
-        if len(known) >= _WORDS_MIN and fixed == known_fixed and (known == sought or (cosine or 0) >= SAME_COSINE):
-            return item
+    for by_meaning in (True, False):  # an item without a vector is found by its words alone
+        near = yield from nearest(ctx, path, sentence(value), _NEAR_MAX, by_meaning=by_meaning)
+        for item, cosine in zip(near.items, near.cosines, strict=True):
+            known, known_fixed = _words(sentence(item.value))
+            says_same = known == sought or (by_meaning and (cosine or 0) >= SAME_COSINE)
+            if len(known) >= _WORDS_MIN and fixed == known_fixed and says_same:
+                return item
     return None
 
 
