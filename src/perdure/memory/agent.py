@@ -229,13 +229,13 @@ class AgentMemory(Handle):
 
     def _about(self, query: str, now: int, names: Sequence[str], reader: ItemReader, most: int | None) -> Flow[Found]:
         """Return the items about a query that are not pinned, those of all scopes in one order."""
-        found: Found = []
+        hits: Found = []
         for name in names:
             scope = rows.ItemQuery(self.scopes[name]._path, now, valid_at=now)
-            found += yield from search(
+            hits += yield from search(
                 self._context, scope, query, 0, most, True, lambda row: not row.pinned and reader(row)
             )
-        return sorted(found, key=lambda one: -one[1].score)[:most]
+        return sorted(hits, key=lambda hit: -hit[1].score)[:most]
 
     def _known(self, turn: Mapping[str, str]) -> Flow[dict[str, Any]]:
         """Return the known facts for `extract`, by key. In a run they are recorded."""

@@ -71,26 +71,29 @@ def ranked(
     rerank: Rerank | None = None,
 ) -> Flow[list[Item]]:
     """Return the best `limit` items that a search has found, with their scores."""
-    found = yield from flow
-    rows = [row for row, _ in found]
-    items = [
-        replace(item, score=hit.score, explain=_parts(hit))
-        for item, (_, hit) in zip(reader.items(rows), found, strict=True)
-    ]
-    places, scores = [*range(len(items))], [hit.score for _, hit in found]
+    hits = yield from flow
+    rows = [row for row, _ in hits]
+    items = reader.items(rows)
+    places, scores = [*range(len(items))], [hit.score for _, hit in hits]
     if rerank is not None and items:
-        texts = map(reader.indexed, rows)
-        shown = [replace(item, text=one.text or one.labels) for item, one in zip(items, texts, strict=True)]
+        shown = [
+            replace(item, text=_text(reader.indexed(row)), score=hit.score, explain=_parts(hit))
+            for item, (row, hit) in zip(items, hits, strict=True)
+        ]
         scores = yield from _scores(rerank, query, shown)
         places.sort(key=lambda place: -scores[place])
     best = []
     for place in places[:limit]:
-        parts = None
+        explained = None
         if explain:
-            before = {} if rerank is None else {"before": items[place].score}
-            parts = {"matched": _matched(query, reader.indexed(rows[place])), **(items[place].explain or {}), **before}
-        best.append(replace(items[place], score=scores[place], explain=parts))
+            before = {} if rerank is None else {"before": hits[place][1].score}
+            explained = {"matched": _matched(query, reader.indexed(rows[place])), **_parts(hits[place][1]), **before}
+        best.append(replace(items[place], score=scores[place], explain=explained))
     return best
+
+
+def _text(indexed: IndexText) -> str:
+    return indexed.text or indexed.labels
 
 
 def _parts(hit: Hit) -> dict[str, float]:
