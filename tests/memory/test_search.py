@@ -160,7 +160,12 @@ def test_meaning_is_found_and_what_cannot_be_embedded_is_found_by_its_words(
             [first, *_] = memory.search("cab", explain=True)
             assert (first.key, first.explain) == (
                 "abc",
-                {"words": 0, "meaning": pytest.approx(0.69, abs=0.01), "cosine": pytest.approx(1, abs=0.01)},
+                {
+                    "words": 0,
+                    "meaning": pytest.approx(0.69, abs=0.01),
+                    "cosine": pytest.approx(1, abs=0.01),
+                    "evidence": 0,
+                },
             )
             assert [item.key for item in memory.search("cab", relevant=True)] == ["abc"]
             assert "words" in [item.key for item in memory.search("refuse")]

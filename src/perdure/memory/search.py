@@ -265,5 +265,6 @@ def ranked(flow: Flow[Found], reader: ItemReader, explain: bool = False) -> Flow
     items = []
     for item, (_, hit) in zip(reader.items(row for row, _ in found), found, strict=True):
         parts = {"words": hit.words} | ({} if hit.cosine is None else {"meaning": hit.meaning, "cosine": hit.cosine})
+        parts["evidence"] = hit.evidence
         items.append(replace(item, score=hit.score, explain=parts if explain else None))
     return items
