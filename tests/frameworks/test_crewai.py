@@ -10,15 +10,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-from soak import SOAK
-
 import perdure
 
 ROOT = Path(__file__).parents[2]
 SHOP = Path(__file__).with_name("crewai_shop.py")
 PYTHON = Path(sys.prefix) / "crewai" / "bin" / "python"
-pytestmark = pytest.mark.skipif(not SOAK, reason="CrewAI is installed by `make soak` alone: 850 MB")
 
 
 def ran(folder: Path, *arguments: str, code: int = 0) -> str:

@@ -1,6 +1,6 @@
 """Agents of the OpenAI Agents SDK in durable functions, and their sessions in a store.
 
-The package ships no tests of sessions. `test_a_session_is_what_the_protocol_says` lists what is checked of it.
+The package ships no tests of sessions. docs/how-to/openai-agents.md says what the tests of its repository find.
 """
 
 from __future__ import annotations
@@ -74,14 +74,18 @@ def test_a_session_is_what_the_protocol_says(store: perdure.Store) -> None:
         for settings in (SessionSettings(limit=1), {"limit": 1}):
             limited = PerdureSession("ann", store, settings)
             assert (await limited.get_items(), await limited.get_items(3)) == (items[4:], items[2:])
+        with pytest.raises(TypeError, match="limitt"):
+            PerdureSession("ann", store, {"limitt": 1})
         assert await session.pop_item() == items[4]
         nested: Any = {"type": "message", "content": [{"type": "output_text", "text": "ü ☃ \x00"}], "n": 1.5}
         await session.add_items([nested])
         assert await session.get_items() == [*items[:4], nested]
         await session.clear_session()
         assert (await session.get_items(), await other.get_items()) == ([], [message("of bob")])
-        await session.add_items(items[:1])
-        assert await session.get_items() == items[:1], "a session goes on after it was cleared"
+        await session.add_items(items[:2])
+        assert await session.get_items() == items[:2], "a session goes on after it was cleared"
+        popped = await asyncio.gather(*(PerdureSession("ann", store).pop_item() for _ in range(4)))
+        assert sorted(map(str, popped)) == sorted(map(str, [*items[:2], None, None])), "each item is popped once"
 
     asyncio.run(used())
     assert store.thread("openai/ann").info().metadata == {"session": "ann"}

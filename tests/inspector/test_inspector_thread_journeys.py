@@ -134,7 +134,7 @@ def test_memory_is_searched_pinned_and_forgotten_by_keyboard(
     page.keyboard.press("/")
     page.keyboard.type("hiking in the mountains")
     page.keyboard.press("Enter")
-    expect(page.locator("#items tbody tr").first).to_contain_text("1.00")
+    expect(page.locator("#items tbody tr").first).to_contain_text("words")
     page.keyboard.press("j")
     page.keyboard.press("Enter")
     expect(page.locator("#item h2")).to_have_text("hobby")

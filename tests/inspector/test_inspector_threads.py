@@ -281,10 +281,11 @@ def test_a_search_explains_its_scores(store: perdure.Store, client: Callable[...
     remembered(store)
     visitor = client()
     found = visitor.get("/api/memory?q=hiking+mountains").json()["items"]
-    assert (found[0]["key"], found[0]["score"]) == ("hobby", 1.0)
+    assert found[0]["key"] == "hobby"
+    assert 0 < found[0]["score"] < 1
     assert found[0]["words"] > 0
     assert found[0]["cosine"] is None
-    assert "BM25" in visitor.get("/memory?q=hiking").text
+    assert "how much the words" in visitor.get("/memory?q=hiking").text
 
 
 def test_the_prompt_of_the_last_turn_is_shown_by_part(store: perdure.Store, client: Callable[..., Client]) -> None:

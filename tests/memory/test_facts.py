@@ -112,6 +112,36 @@ def test_an_embedder_finds_facts_that_say_the_same_in_other_words(tmp_path: Path
         assert sorted(item.key for item in agent.facts.list()) == ["home", "oslo", "tea", "tea2"]
 
 
+def test_a_fact_is_found_again_among_many_that_resemble_it(tmp_path: Path) -> None:
+    cities = ("Oslo", "Rome", "Bonn", "Lyon", "Cork", "Bern", "Riga", "Porto", "Lille", "Basel")
+    friends = ("Ann", "Bob", "Carl", "Dora", "Fay")
+    with perdure.open(tmp_path / "a.db", embedder="local") as store:
+        agent = AgentMemory(store, "alice")
+        sentence = "The user lives in the city of {} with {}"
+        agent.facts.put_many({f"{a} {b}": {"fact": sentence.format(a, b)} for a in cities for b in friends})
+        agent.facts.put("home", {"fact": sentence.format("Graz", "Mia")})
+        agent.record("a", "b", facts={"two": {"fact": "The user really lives in the city of Graz with Mia"}})
+        assert agent.facts.get("two") is None
+        assert len(agent.facts.history("home")) == 2
+
+
+def test_a_fact_without_a_vector_is_found_by_its_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.memory.embed.RETRY_DELAYS_S", ())
+    is_down = True
+
+    def embed(texts: list[str]) -> list[list[float]]:
+        if is_down:
+            raise RuntimeError("down")
+        return [[float(len(text)), 1.0] for text in texts]
+
+    with perdure.open(tmp_path / "a.db", embedder=embed) as store:
+        agent = AgentMemory(store, "alice")
+        agent.facts.put("home", GRAZ)
+        is_down = False
+        agent.record("a", "b", facts={"where": SAME})
+        assert [item.key for item in agent.facts.list()] == ["home"]
+
+
 def test_wrong_answers_of_extract_are_refused(tmp_path: Path) -> None:
     wrong: list[Any] = [
         [{"do": "invent", "key": "a", "value": 1}],

@@ -161,6 +161,7 @@ def test_meaning_is_found_and_what_cannot_be_embedded_is_found_by_its_words(
             assert (first.key, first.explain) == (
                 "abc",
                 {
+                    "matched": [],
                     "words": 0,
                     "meaning": pytest.approx(0.69, abs=0.01),
                     "cosine": pytest.approx(1, abs=0.01),

@@ -104,6 +104,9 @@ NO_PAYLOAD = {
     "peer_key": "tenant team peer",
     "team_view": "tenant team revision view",
     "removal": "tenant kind until_at",
+    # A state has the hash of its value, and the value is checked against it.
+    "external": "tenant name hash bytes at is_written gone_at",
+    "external_use": "tenant tree hash first last",
     "prepared": "gid decider deadline",
     "decision": "gid outcome at",
     "memory_item": "id tenant space bytes ended_at expires",

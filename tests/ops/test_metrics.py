@@ -271,15 +271,19 @@ def test_waits_for_the_file_lock_and_for_the_queue_are_measured(tmp_path: Path) 
     path = str(tmp_path / "w.db")
     with perdure.ops.metrics.collect() as registry, perdure.open(path) as one, perdure.open(path) as other:
         one.thread("t").save({})
-        threads = [
-            threading.Thread(target=lambda s=store, n=number: [s.thread(f"t{n}").save({"i": i}) for i in range(30)])
-            for number, store in enumerate([one, other, one, other])
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        text = registry.text()
+        text = ""
+        for _ in range(50):  # until two of them have met at the lock
+            threads = [
+                threading.Thread(target=lambda s=store, n=number: [s.thread(f"t{n}").save({"i": i}) for i in range(30)])
+                for number, store in enumerate([one, other, one, other])
+            ]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            text = registry.text()
+            if 'lock="file"' in text and 'lock="queue"' in text:
+                break
     assert 'lock="file"' in text
     assert 'lock="queue"' in text
     assert "perdure_commit_jobs_count" in text

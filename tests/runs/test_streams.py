@@ -266,9 +266,10 @@ def other_schema(live: Path) -> None:
 
 
 def hostile_schema(live: Path) -> None:
-    (table,) = (create_table(table, "sqlite") for table in all_tables().values() if table.volatile)
     with closing(apsw.Connection(str(live))) as connection:
-        connection.execute(table)
+        for table in all_tables().values():
+            if table.volatile:
+                connection.execute(create_table(table, "sqlite"))
         connection.execute("CREATE TRIGGER hides AFTER INSERT ON emitted BEGIN DELETE FROM emitted; END")
 
 

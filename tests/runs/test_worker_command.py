@@ -141,7 +141,10 @@ def test_what_it_logs_is_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
         (["nowhere.py"], "there is no file 'nowhere.py'; give a file (app.py) or a module (myapp.agents)"),
         (["nowhere.agents"], "there is no module 'nowhere.agents'"),
         (["jobs_app.py:nothing"], "jobs_app.py has no 'nothing'; it has the durable functions anticipated, doubled"),
-        (["jobs_app.py:plain"], "jobs_app.py:plain is not a durable function: put @perdure.durable above it"),
+        (
+            ["jobs_app.py:plain"],
+            "jobs_app.py:plain is neither a durable function (@perdure.durable) nor a graph with a PerdureSaver",
+        ),
         (["empty.py"], "empty.py has no durable function: put @perdure.durable above the function that is to run"),
         (["jobs_app.py", "--all-tenants", "--tenant", "a"], "--all-tenants and --tenant exclude each other"),
         (["jobs_app.py", "--concurrency", "0"], "0 is not in the range"),

@@ -154,6 +154,7 @@ ELSEWHERE = {
         "run resolve",
         "snapshot incident",
         "team move",
+        "thread undo",
         "store promote",
         "store repair",
         "store replicate",

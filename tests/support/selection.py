@@ -1,4 +1,4 @@
-"""Which tests `make test` leaves to `make soak`: those whose parameters fail as those of another test would.
+"""What `make test` leaves to `make soak`: parameters that fail as those of another test would, and large installs.
 
 A test on either database and in either mode runs as sync on SQLite and as async on PostgreSQL: what is one program for
 both modes, and one text of SQL for both databases, does not fail crosswise alone. PERDURE_SOAK=1 runs all of them.
@@ -81,6 +81,8 @@ ABOVE_SQL = (
     "langgraph/test_effects_features",
     "langgraph/test_saver_values",
 )
+# Tests of a framework that `make soak` alone installs: 850 MB.
+IN_SOAK_ALONE = {"test_crewai.py"}
 # Expensive tests with many cases of one mechanism: so many of them, at even distances, so that the first and the last
 # value of every parameter are among them.
 FEW = {
@@ -108,6 +110,9 @@ def left_to_soak(items: Iterable[pytest.Item]) -> list[pytest.Item]:
     encrypted = {name_of(item) for item in items if "encrypted" in params_of(item).values()}
     on_sqlite = {name_of(item) for item in items if databases_of(params_of(item)) == {"sqlite"}}
     for item in items:
+        if item.path.name in IN_SOAK_ALONE:
+            left.append(item)
+            continue
         call = getattr(item, "callspec", None)
         if call is None:
             continue

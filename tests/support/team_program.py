@@ -136,7 +136,7 @@ def handle(me: str, state: Any, message: Any) -> str:
 
 
 def program_team(store: perdure.Store, folder: Path, attempts: int | None = None) -> Team:
-    """Declare the team whose random programs `test_random_programs.py` runs.
+    """Declare the team whose random programs `test_random_team_programs.py` runs.
 
     Where processes are killed there are many `attempts`: what a turn sent at once stays sent when it is given up.
     """

@@ -225,6 +225,24 @@ def test_a_class_that_is_no_data_class_is_kept_by_its_two_functions() -> None:
         decode(text_of("app.Opaque", "[1,2,3]"), codec)
 
 
+@dataclass
+class Title:
+    text: str
+
+
+class Size(Enum):
+    BIG = 1
+
+
+def test_classes_of_another_package_lose_fields_that_it_no_longer_has_and_enums_stay() -> None:
+    registry = Registry()
+    registry.add(Size, name="Size", foreign=True)
+    registry.add(Title, name="Title", foreign=True)
+    codec = Codec(registry=registry)
+    assert decode(encode(Size.BIG, codec), codec) is Size.BIG
+    assert decode(text_of("Title", '{"text":"t","gone":1}'), codec) == Title("t")
+
+
 def test_every_form_of_register_works() -> None:
     @register
     @dataclass

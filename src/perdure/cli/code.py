@@ -30,7 +30,6 @@ function_argument = click.argument("target", metavar="APP:FUNCTION")
     "Code",
     "perdure worker app.py\n"
     "perdure worker myapp.agents --queue search --queue default --concurrency 32\n"
-    "perdure worker app.py --once\n"
     "perdure worker app.py:graph --where agent=travel",
 )
 @click.argument("app")

@@ -470,7 +470,10 @@ def _print_items(cli: Invocation, listed: list[Item], *, empty: str, scored: boo
     now = datetime.now(UTC)
 
     def row(item: Item) -> list[str]:
-        parts = " ".join(f"{name} {part:.2f}" for name, part in (item.explain or {}).items())
+        said = {
+            name: ",".join(part) if name == "matched" else f"{part:.2f}" for name, part in (item.explain or {}).items()
+        }
+        parts = " ".join(f"{name} {part}" for name, part in said.items() if part)
         score = [f"{item.score:.2f}" + (f" ({parts})" if parts else "")] if scored else []
         return [*score, namespace_text(item.namespace), item.key, ago(item.at, now), _brief(item)]
 

@@ -102,12 +102,15 @@ class CosmosLine:
         run: str | None = None,
         exclusive: bool = False,
         allowed: Collection[str] = (),
+        forks: bool = False,
         note: str | None = None,
     ) -> None:
-        """Save a state under an id. With `exclusive`, raise Conflict unless the parent is the newest, or is `allowed`.
+        """Save a state under an id, as `threads.lines` does. `note` is for stores that show one.
 
-        `note` is for stores that show one.
+        With `exclusive`, raise Conflict unless the parent is the newest or `allowed`, or the save `forks`. Lines of
+        subgraphs are written by the run of the thread's own line.
         """
+        exclusive = exclusive and not forks and not self.namespace
         for _ in range(_TRIES):
             tail = self._context.tails.get(self._key) or self.read_tail()
             if exclusive and (parent or "") not in (tail.newest, *allowed):

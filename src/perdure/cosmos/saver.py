@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 
 from azure.cosmos import CosmosClient
@@ -20,10 +21,8 @@ from perdure.cosmos.container import Container
 from perdure.cosmos.copying import copy_thread
 from perdure.cosmos.line import CosmosLine
 from perdure.cosmos.lines import CosmosLines
-from perdure.errors import UsageError
 from perdure.langgraph import types as _types  # noqa: F401 - lets LangGraph's own classes be kept
-from perdure.langgraph.checkpoints import encode_checkpoint
-from perdure.langgraph.configs import Address, address_of, metadata_for, stored_config
+from perdure.langgraph.configs import Address, address_of, stored_config
 from perdure.langgraph.convert import history_filters, matches, tuple_of, writes_from
 from perdure.langgraph.graph_runs import Requested
 from perdure.langgraph.inflight import InFlight
@@ -35,7 +34,7 @@ from perdure.values.durations import check_duration
 T = TypeVar("T")
 
 
-class CosmosSaver(NativeSaver):
+class CosmosSaver(NativeSaver[CosmosLine]):
     """A LangGraph checkpointer on Azure Cosmos DB that stores what changed. Blocking and async in one class.
 
     `client` is an `azure.cosmos.CosmosClient`, which the caller has made and closes. `setup()` creates the container.
@@ -43,6 +42,8 @@ class CosmosSaver(NativeSaver):
     `trust` names module prefixes whose data classes may be stored; other classes must be registered. `single_writer`
     refuses a run's checkpoint with `Conflict` if another run has written to its thread since that run began.
     """
+
+    _lines: CosmosLines
 
     def __init__(
         self,
@@ -90,13 +91,10 @@ class CosmosSaver(NativeSaver):
         limit: int | None = None,
     ) -> Iterator[CheckpointTuple]:
         """Iterate over checkpoints, the newest first."""
-        left = limit
-        for checkpoint in self._lines.history(**history_filters(config, before)) if left != 0 else ():
-            if matches(checkpoint, filter, self.serde, self._codec):
-                yield tuple_of(checkpoint, self.serde, self._codec)
-                left = None if left is None else left - 1
-                if left == 0:
-                    return
+        listed = self._lines.history(**history_filters(config, before))
+        matching = (one for one in listed if matches(one, filter, self.serde, self._codec))
+        for one in islice(matching, None if limit is None else max(0, limit)):
+            yield tuple_of(one, self.serde, self._codec)
 
     def put(
         self,
@@ -107,16 +105,16 @@ class CosmosSaver(NativeSaver):
     ) -> RunnableConfig:
         """Store a checkpoint, after the pending writes on its parent."""
         parent = address_of(config)
-        save = self._prepare(parent, config, checkpoint, metadata, new_versions)
+        line, saved = self._put(parent, config, checkpoint, metadata, new_versions)
         self._in_flight.wait(("writes", *parent))
-        save()
+        line.save(**saved)
         return stored_config(parent, checkpoint["id"])
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """Store the writes of a task on a checkpoint."""
-        address = self._written(config)
+        address = self._address_written(config)
         with self._in_flight.doing(("writes", *address)):
             self._line(address).attach_all(str(address.id), writes_from(writes, task_id, task_path, self.serde))
 
@@ -169,16 +167,16 @@ class CosmosSaver(NativeSaver):
     ) -> RunnableConfig:
         """`put`, awaited."""
         parent = address_of(config)
-        save = self._prepare(parent, config, checkpoint, metadata, new_versions)
+        line, saved = self._put(parent, config, checkpoint, metadata, new_versions)
         await self._in_flight.await_(("writes", *parent))
-        await self._call(save)
+        await self._call(partial(line.save, **saved))
         return stored_config(parent, checkpoint["id"])
 
     async def aput_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
         """`put_writes`, awaited."""
-        address = self._written(config)
+        address = self._address_written(config)
         with self._in_flight.doing(("writes", *address)):
             packed = writes_from(writes, task_id, task_path, self.serde)
             await self._call(partial(self._line(address).attach_all, str(address.id), packed))
@@ -201,47 +199,11 @@ class CosmosSaver(NativeSaver):
 
     # --- what blocking and async share
 
-    @property
-    def _codec(self) -> Codec:
-        return self._lines.codec
-
     async def _call(self, work: Callable[[], T]) -> T:
         return await self._threads.call(work)
-
-    def _line(self, address: Address) -> CosmosLine:
-        return self._lines.line(address.thread, address.namespace)
 
     def _begin_with(self, address: Address, checkpoint: LineCheckpoint | None) -> CheckpointTuple | None:
         """Record that a run begins with this checkpoint, and return it as LangGraph's tuple."""
         stored = None if checkpoint is None else checkpoint.id
         self._requested.read(address.thread, address.namespace, address.id, stored)
         return None if checkpoint is None else tuple_of(checkpoint, self.serde, self._codec)
-
-    def _prepare(
-        self,
-        parent: Address,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> Callable[[], None]:
-        """Return the call that saves a checkpoint. Values are encoded here, as they are at the call."""
-        stored, line = metadata_for(config, metadata), self._line(parent)
-        before = line.encoded(parent.id) if parent.id is not None and new_versions else None
-        run = stored.get("run_id")
-        return partial(
-            line.save,
-            encode_checkpoint(checkpoint, stored, parent.id, self.serde, self._codec, new_versions, before),
-            id=checkpoint["id"],
-            parent=parent.id,
-            run=None if run is None else str(run),
-            # Lines of subgraphs are written by the run of the thread's own line.
-            exclusive=self._single_writer and not parent.namespace and stored.get("source") != "fork",
-            allowed=self._requested.allowed(parent.thread, parent.namespace),
-        )
-
-    def _written(self, config: RunnableConfig) -> Address:
-        address = address_of(config)
-        if address.id is None:
-            raise UsageError("put_writes needs the checkpoint_id that the writes belong to")
-        return address

@@ -20,11 +20,10 @@ from langgraph.checkpoint.serde.base import SerializerProtocol
 from langgraph.checkpoint.serde.types import ERROR, INTERRUPT, RESUME
 
 from perdure import Store
-from perdure.adapters import Call, Codec, Flow, Line, LineCheckpoint, Lines, Tasks, Write
-from perdure.errors import AnswerRefused, NotFound, PerdureError, ThreadDeleted, UsageError
+from perdure.adapters import Call, Flow, Line, LineCheckpoint, Lines, Tasks, Write
+from perdure.errors import AnswerRefused, NotFound, PerdureError, ThreadDeleted
 from perdure.langgraph import types as _types  # noqa: F401 - lets LangGraph's own classes be kept
-from perdure.langgraph.checkpoints import encode_checkpoint
-from perdure.langgraph.configs import DURABILITY, Address, address_of, metadata_for, note_of, stored_config, tags_of
+from perdure.langgraph.configs import DURABILITY, Address, address_of, stored_config
 from perdure.langgraph.convert import DeltaWalk, kept_answers, tuple_of, writes_from
 from perdure.langgraph.graph_runs import Checkpointed, Requested
 from perdure.langgraph.inflight import InFlight, Taking, UnderWay
@@ -39,7 +38,7 @@ _NO_TASK = "00000000-0000-0000-0000-000000000000"  # the task whose write is the
 _TASK_S = 1.0  # limit for a thread that waits for a task of an event loop: the loop may be blocked by that thread
 
 
-class PerdureSaver(OpensStore, NativeSaver):
+class PerdureSaver(OpensStore, NativeSaver[Line]):
     """A LangGraph checkpointer that stores what changed. One class for SQLite and PostgreSQL, blocking and async.
 
     `store` is a path or URL as for `perdure.open`, or an open store, which the caller closes. Without it, checkpoints
@@ -47,6 +46,8 @@ class PerdureSaver(OpensStore, NativeSaver):
     prefixes whose data classes may be stored; other classes must be registered. `single_writer` refuses the checkpoint
     of a run if another run has written to its thread since that run began.
     """
+
+    _lines: Lines
 
     def __init__(
         self,
@@ -303,13 +304,6 @@ class PerdureSaver(OpensStore, NativeSaver):
 
     # --- what blocking and async share
 
-    @property
-    def _codec(self) -> Codec:
-        return self._lines.codec
-
-    def _line(self, address: Address, tags: Mapping[str, Any] | None = None) -> Line:
-        return self._lines.line(address.thread, address.namespace, tags)
-
     def _begin_with(self, address: Address, checkpoint: LineCheckpoint | None) -> CheckpointTuple | None:
         """Record that a run begins with this checkpoint, and return it as LangGraph's tuple."""
         if checkpoint is None:
@@ -319,41 +313,6 @@ class PerdureSaver(OpensStore, NativeSaver):
         self._requested.read(*address, checkpoint.id, kept)
         self._in_flight.note_stored(("put", address.thread, address.namespace, checkpoint.id))
         return tuple_of(checkpoint, self.serde, self._codec)
-
-    def _put(
-        self,
-        parent: Address,
-        config: RunnableConfig,
-        checkpoint: Checkpoint,
-        metadata: CheckpointMetadata,
-        new_versions: ChannelVersions,
-    ) -> tuple[Line, dict[str, Any]]:
-        """Return the line of a checkpoint, and the arguments of `save`.
-
-        Values are encoded here, on the caller's thread, so that they are stored as they are at the call.
-        """
-        stored = metadata_for(config, metadata)
-        # Another serializer may encrypt: no note or tag may show its values.
-        native = isinstance(self.serde, PerdureSerde)
-        line = self._line(parent, tags_of(stored) if native else None)
-        # Channels that `new_versions` does not name are unchanged, and their text is taken from the parent.
-        before = line.encoded(parent.id) if parent.id is not None and new_versions else None
-        run = stored.get("run_id")
-        return (
-            line,
-            {
-                "state": encode_checkpoint(
-                    checkpoint, stored, parent.id, self.serde, self._codec, new_versions, before
-                ),
-                "id": checkpoint["id"],
-                "parent": parent.id,
-                "note": note_of(stored) if native else None,
-                "exclusive": self._single_writer,
-                "allowed": self._requested.allowed(parent.thread, parent.namespace),
-                "forks": stored.get("source") == "fork",
-                "run": None if run is None else str(run),
-            },
-        )
 
     def _carried(self, put: UnderWay, line: Line, saved: dict[str, Any]) -> bool:
         """Let the writes on a graph's input store its checkpoint too. Return False if the caller must store it."""
@@ -373,9 +332,7 @@ class PerdureSaver(OpensStore, NativeSaver):
         Raises if the task interrupts after a checkpoint of a graph inside it was refused: no answer could resume it.
         Raises too if the task took an answer of `Command(resume=…)` besides the one that the store was given.
         """
-        address = address_of(config)
-        if address.id is None:
-            raise UsageError("put_writes needs the checkpoint_id that the writes belong to")
+        address = self._address_written(config)
         self._check_answered_once(address.thread, writes, task_id)
         refused = self._requested.current().refused_inside
         if refused is not None and any(channel == INTERRUPT for channel, _ in writes):

@@ -12,6 +12,7 @@ from perdure.memory.models import Item as Item
 from perdure.memory.models import MemoryStats as MemoryStats
 from perdure.memory.models import Namespace as Namespace
 from perdure.memory.policies import MemoryPolicy as MemoryPolicy
+from perdure.memory.reranking import boosts as boosts
 from perdure.memory.schemas import migration as migration
 from perdure.memory.scratchpad import PadEntry as PadEntry
 from perdure.memory.scratchpad import Scratchpad as Scratchpad

@@ -21,8 +21,10 @@ from perdure.memory.hooks import as_step, call, takes
 from perdure.memory.labels import check_key, path_of
 from perdure.memory.models import Item, item_of
 from perdure.memory.policies import DEFAULT
+from perdure.memory.reading import ItemReader
+from perdure.memory.reranking import Rerank, candidates, ranked
 from perdure.memory.rows import NewVersion
-from perdure.memory.search import ranked, search
+from perdure.memory.search import Found, search
 from perdure.runs.engine import flows as runs
 from perdure.runs.engine import reading
 from perdure.runs.handle import Run, run_id_of
@@ -53,7 +55,7 @@ class AgentMemory(Handle):
     `duplicates` is for a new fact that says what a known one says: "merge" makes it a version of that one, "link" lets
     it supersede that one, "keep" keeps both. `should_memorize(turn)` decides whether `extract` is called.
     `summarize(summary, turns)`, `strategy` and `recent` are those of `Conversation`. These functions may be async, and
-    in a durable function they are steps.
+    in a durable function they are steps. `rerank(query, items)` orders the items about a query, as in `Memory.search`.
 
     `agent`, `run` and `shared` add scopes: `recall` also reads the namespaces ("agents", agent), ("runs", run) and
     ("shared",), which hold what an agent, a run or everyone knows. The attribute `scopes` has them by name.
@@ -79,6 +81,7 @@ class AgentMemory(Handle):
         summarize: Callable[[str, list[dict[str, str]]], Any] | None = None,
         strategy: Strategy = "hybrid",
         recent: int | None = RECENT,
+        rerank: Rerank | None = None,
         thread: str | None = None,
     ) -> None:
         self._context = store._context
@@ -91,6 +94,7 @@ class AgentMemory(Handle):
         self.conversation = Conversation(
             store.thread(thread or f"users/{user}"), strategy, memory=episodes, summarize=summarize, recent=recent
         )
+        self._rerank = rerank
         self._prompts = context if isinstance(context, Context) else Context(context)
         self._instructions = instructions
         check_duplicates(duplicates)
@@ -207,16 +211,13 @@ class AgentMemory(Handle):
         now = self._context.clock_us()
         reader = self.memory._reader()  # one for all reads: unreadable items are reported once
         listed = partial(flows.listing, self._context, offset=0, matches=reader)
-        most, items, about = _FOUND_MAX if k is None else k, list[Item](), list[Item]()
+        most, items = _FOUND_MAX if k is None else k, list[Item]()
         for name in names:
             scope = rows.ItemQuery(self.scopes[name]._path, now, valid_at=now)
             items += yield from reader.shown(listed(scope._replace(pinned=1), None))
-            if most:
-                hits = search(self._context, scope, query, 0, most, True, lambda row: not row.pinned and reader(row))
-                about += yield from ranked(hits, reader)
-        if len(names) > 1:
-            about.sort(key=lambda item: -(item.score or 0))
-        items += about[:most]
+        if most:
+            about = self._about(query, now, names, reader, most if self._rerank is None else candidates(most))
+            items += yield from ranked(about, reader, query, most, rerank=self._rerank)
         if k is None and "user" in names:
             known = {(item.namespace, item.key) for item in items}
             scope = rows.ItemQuery(self.facts._path, now, valid_at=now)
@@ -225,6 +226,16 @@ class AgentMemory(Handle):
         build = partial(self._prompts.build, query, instructions=self._instructions, items=items)
         said = yield from self.conversation._read()
         return (yield from aside(partial(build, conversation=said, progress=progress, scratchpad=scratchpad)))
+
+    def _about(self, query: str, now: int, names: Sequence[str], reader: ItemReader, most: int | None) -> Flow[Found]:
+        """Return the items about a query that are not pinned, those of all scopes in one order."""
+        hits: Found = []
+        for name in names:
+            scope = rows.ItemQuery(self.scopes[name]._path, now, valid_at=now)
+            hits += yield from search(
+                self._context, scope, query, 0, most, True, lambda row: not row.pinned and reader(row)
+            )
+        return sorted(hits, key=lambda hit: -hit[1].score)[:most]
 
     def _known(self, turn: Mapping[str, str]) -> Flow[dict[str, Any]]:
         """Return the known facts for `extract`, by key. In a run they are recorded."""

@@ -13,12 +13,9 @@ from itertools import repeat
 from operator import contains
 from typing import Any
 
-import numpy
-from numpy.typing import NDArray
-
+from perdure.memory.arrays import Array, numpy
 from perdure.memory.filters import OPERATORS, UNREAD, Condition, field_of, kind_of, same
 
-Array = NDArray[Any]
 _Bisect = Callable[[list[Any], Any, int, int], int]
 # Where the values that an operator accepts begin and end among ordered ones. None: at the first, after the last.
 _RANGES: dict[str, tuple[_Bisect | None, _Bisect | None]] = {

@@ -84,16 +84,25 @@ def _time(said: Any) -> datetime | None:
 
 
 def nearest(
-    ctx: StoreContext, path: str, text: str, limit: int = KNOWN_MAX, *, relevant: bool = False
+    ctx: StoreContext,
+    path: str,
+    text: str,
+    limit: int = KNOWN_MAX,
+    *,
+    relevant: bool = False,
+    by_meaning: bool = False,
 ) -> Flow[NearFacts]:
     """Return the facts of a namespace that hold now and are nearest to a text, each with its cosine.
 
-    Without the extra `search` the newest are returned.
+    Without the extra `search` the newest are returned. A ranking's cosine leaves out what the whole namespace shares;
+    that of `by_meaning` compares the two texts alone.
     """
     now = ctx.clock_us()
     scope, reader = ItemQuery(path, now, valid_at=now), ItemReader(ctx.codec)
     try:
-        hits = yield from search(ctx, scope, text, 0, limit, relevant, lambda row: row.path == path and reader(row))
+        hits = yield from search(
+            ctx, scope, text, 0, limit, relevant, lambda row: row.path == path and reader(row), by_meaning
+        )
     except ExtraMissing:
         listed = yield from flows.listing(ctx, scope, limit, 0, lambda row: row.path == path and reader(row))
         return NearFacts(reader.items(listed), [None] * len(listed))
@@ -135,11 +144,13 @@ def same_fact(ctx: StoreContext, path: str, value: Any) -> Flow[Item | None]:
     sought, fixed = _words(sentence(value))
     if len(sought) < _WORDS_MIN:
         return None
-    near = yield from nearest(ctx, path, sentence(value), _NEAR_MAX)
-    for item, cosine in zip(near.items, near.cosines, strict=True):
-        known, known_fixed = _words(sentence(item.value))
-        if len(known) >= _WORDS_MIN and fixed == known_fixed and (known == sought or (cosine or 0) >= SAME_COSINE):
-            return item
+    for by_meaning in (True, False):  # an item without a vector is found by its words alone
+        near = yield from nearest(ctx, path, sentence(value), _NEAR_MAX, by_meaning=by_meaning)
+        for item, cosine in zip(near.items, near.cosines, strict=True):
+            known, known_fixed = _words(sentence(item.value))
+            says_same = known == sought or (by_meaning and (cosine or 0) >= SAME_COSINE)
+            if len(known) >= _WORDS_MIN and fixed == known_fixed and says_same:
+                return item
     return None
 
 

@@ -17,9 +17,10 @@ from perdure.memory.models import Item, MemoryStats, Namespace, item_of, microse
 from perdure.memory.offers import MemoryOffers
 from perdure.memory.policies import KEEP, MemoryPolicy
 from perdure.memory.reading import ItemReader
+from perdure.memory.reranking import Rerank, candidates, ranked
 from perdure.memory.rows import DELETED, ItemQuery, ItemRow, NewVersion
 from perdure.memory.scopes import searcher_of
-from perdure.memory.search import ranked, search
+from perdure.memory.search import search
 from perdure.memory.sharing import Consistency, Reading
 from perdure.storage.program import Flow, Progress
 from perdure.storage.twins import awaited, blocking
@@ -173,6 +174,7 @@ class Memory(MemoryDecisions, MemoryOffers):
         valid_at: datetime | None = None,
         relevant: bool = False,
         explain: bool = False,
+        rerank: Rerank | None = None,
     ) -> Flow[list[Item]]:
         """Return the items of this namespace and of all below it that match a query best, the best first.
 
@@ -180,18 +182,21 @@ class Memory(MemoryDecisions, MemoryOffers):
         hold now, or at `valid_at`, are returned. `where` maps fields of the value to conditions:
         `{"topic": "ui", "age": {"gte": 18}}`, with eq, ne, gt, gte, lt, lte, in, contains, exists, and, or, not.
         `relevant` leaves out items that are not about the query. `explain` adds the parts of the score to each item.
-        Needs the extra `search`.
+        `rerank(query, items)`, plain or async, returns a number for each of the best items (4 times `limit`, from 20 to
+        100), which orders them anew and becomes their score. Needs the extra `search`.
         """
         if not isinstance(query, str):
             raise UsageError(f"search() wants a text, not {type(query).__name__}")
-        most, skip = check_limit(limit), check_limit(offset)
+        most, skip = check_limit(limit), check_limit(offset) or 0
+        if rerank is not None and skip:
+            raise UsageError("search(rerank=…) has no pages: raise limit= instead of using offset=")
         scope = self._query(kind, valid_at)
         scope = scope if scope.valid_at else scope._replace(valid_at=scope.now)
-        end = None if most is None else (skip or 0) + most
+        end = candidates(most) if rerank is not None else most and skip + most
         reader = self._reader(where)
-        hits = search(self._context, scope, query, skip or 0, end, relevant, reader)
+        hits = search(self._context, scope, query, skip, end, relevant, reader)
         said = [query, where, kind, valid_at, limit, offset, relevant, explain]
-        return self._read("memory.search", said, ranked(hits, reader, explain))
+        return self._read("memory.search", said, ranked(hits, reader, query, most, explain=explain, rerank=rerank))
 
     asearch = awaited(search)
 

@@ -45,7 +45,7 @@ class Item:
     source: str | None = None
     ttl_s: float | None = None
     score: float | None = None
-    explain: Mapping[str, float] | None = None
+    explain: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,16 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from perdure.errors import ExtraMissing
+from perdure.memory.arrays import Array, numpy
 from perdure.memory.words import TEXT_WEIGHT
-
-try:
-    import numpy
-    from numpy.typing import NDArray
-except ImportError as error:
-    raise ExtraMissing("a search", "search") from error
 
 if TYPE_CHECKING:
     from perdure.memory.segments import IndexSegment
@@ -38,7 +32,6 @@ QUERY_FLOOR = 0.2
 # A cosine is evidence if a scope would have one as large by chance in one of a thousand searches.
 BY_CHANCE = 0.001
 
-Array = NDArray[Any]
 _ALL = slice(None)
 
 

@@ -11,9 +11,10 @@ from typing import Any, TypeVar
 
 from perdure.errors import UnknownType
 from perdure.memory.filters import UNREAD, Condition, Filter
-from perdure.memory.models import Item, item_of, value_of
+from perdure.memory.models import Item, indexed, item_of, value_of
 from perdure.memory.rows import ItemRow
 from perdure.memory.schemas import migrations
+from perdure.memory.words import IndexText
 from perdure.storage.events import event
 from perdure.storage.program import Flow
 from perdure.values.registry import Codec
@@ -55,6 +56,10 @@ class ItemReader:
             return value_of(row, self._codec, raw=self._raw)
         except Exception:  # if the item is a hit, reading it raises
             return UNREAD
+
+    def indexed(self, row: ItemRow) -> IndexText:
+        """Return what an item is found by."""
+        return indexed(row.content(), row.key, self._codec)
 
     def items(self, rows: Iterable[ItemRow]) -> list[Item]:
         """Return the items of the rows that can be read and match. Warn of those that cannot be read."""

@@ -7,14 +7,13 @@ cache of one process. The row of an item decides whether it is there, holds and 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from perdure.memory import rows, stored_indexes
 from perdure.memory.large import LARGE_ITEMS, PROPOSED, SAMPLE, NearestQuery, Proposal
-from perdure.memory.models import Item
 from perdure.memory.reading import ItemReader
 from perdure.memory.rows import OF_ITEM, SEQUENCE_BITS, WANTED, ItemQuery, ItemRow
 from perdure.memory.scopes import KeptScope, ScopeIndexes, Searcher, pages_of, searcher_of
@@ -257,14 +256,3 @@ def _cosines(proposal: Proposal, best: Sequence[Hit], paths: dict[int, str]) -> 
     if others:
         others |= cosines(proposal.asked.vector, (yield from _vectors(proposal.asked, [*others])))
     return {**cosine_of, **others}
-
-
-def ranked(flow: Flow[Found], reader: ItemReader, explain: bool = False) -> Flow[list[Item]]:
-    """Return the items that a search has found, with their scores, and with the parts of these."""
-    found = yield from flow
-    items = []
-    for item, (_, hit) in zip(reader.items(row for row, _ in found), found, strict=True):
-        parts = {"words": hit.words} | ({} if hit.cosine is None else {"meaning": hit.meaning, "cosine": hit.cosine})
-        parts["evidence"] = hit.evidence
-        items.append(replace(item, score=hit.score, explain=parts if explain else None))
-    return items

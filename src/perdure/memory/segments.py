@@ -17,26 +17,18 @@ from zlib import crc32
 
 import msgspec
 
-from perdure.errors import ExtraMissing
+from perdure.memory.arrays import Array, numpy
 from perdure.memory.columns import FieldColumn
 from perdure.memory.ranking import Ranking, specific, word_scores
 from perdure.memory.reading import ItemReader
 from perdure.memory.rows import SEQUENCE_BITS
 from perdure.memory.words import query_terms
 
-try:
-    import numpy
-    from numpy.typing import NDArray
-except ImportError as error:
-    raise ExtraMissing("a search", "search") from error
-
 MERGE_RATIO = 4
 _BLOCK = 2048  # vectors that are compared with a query at a time
 _FORMAT = 2  # of a dumped segment; it also changes when `words.pack` does
 _ARRAYS = ("ids", "terms", "items", "counts", "more_items", "kinds", "at", "lengths", "total")
 _NO_IDS = numpy.zeros(0, "i8")
-
-Array = NDArray[Any]
 
 
 class IndexRow(NamedTuple):

@@ -18,6 +18,7 @@ from perdure.memory.labels import below
 from perdure.memory.rows import SEQUENCE_BITS
 from perdure.memory.scopes import KeptScope, Newest, ScopeIndexes, Searcher
 from perdure.memory.tables import INDEX_PART
+from perdure.storage.events import event, said
 from perdure.storage.program import Batch, Flow, Program, Sql, Transaction, aside, fetch
 
 if TYPE_CHECKING:  # needs numpy
@@ -64,7 +65,7 @@ def load(tenant: int, searcher: Searcher, indexes: ScopeIndexes) -> Flow[None]:
             header, data = yield Transaction(partial(_read, tenant, space, indexes.model), volatile=True)
             segment = (yield from aside(partial(_segment, space, indexes.dimension, header, data))) if header else None
         except Exception as error:  # it is damaged, or on a standby of PostgreSQL, which has no volatile tables
-            _log.debug("an index of memory cannot be read: %s", error)
+            _log.debug("an index of memory cannot be read: %s", said(error), extra=event("memory.index_unreadable"))
             segment = None
         if segment is None or header[0] > last or header[1] != generation:
             continue
@@ -82,10 +83,10 @@ def _read(tenant: int, space: int, model: str) -> Program[tuple[Any, bytearray]]
     """Return until, generation, time and digest of a stored index with its bytes, or None as the first of these."""
     header, data, number = None, bytearray(), 0
     while page := (yield Batch(_PARTS(tenant=tenant, space=space, model=model, number=number)))[0]:
-        for place, *said, body in page:
-            if place != number or type(body) is not bytes or (header or tuple(said)) != tuple(said):
+        for place, *about, body in page:
+            if place != number or type(body) is not bytes or (header or tuple(about)) != tuple(about):
                 return None, data  # parts are missing, damaged, or those of several indexes
-            header, number = tuple(said), number + 1
+            header, number = tuple(about), number + 1
             data += body
     return header, data
 
@@ -126,10 +127,10 @@ def _write(tenant: int, space: int, model: str, mark: tuple[int, int], data: byt
     newest = yield from fetch(_NEWEST, **scope, id=space << SEQUENCE_BITS | last)
     if not newest or newest[0][0] != generation:
         return
-    said = {"until": last, "generation": generation, "at": newest[0][1], "model": model}
-    said["digest"] = yield from aside(lambda: blake3(data).digest())
+    facts = {"until": last, "generation": generation, "at": newest[0][1], "model": model}
+    facts["digest"] = yield from aside(lambda: blake3(data).digest())
     for number, start in enumerate(range(0, len(data), _PART_BYTES)):
-        part = _ADD(**scope, **said, number=number, body=data[start : start + _PART_BYTES])
+        part = _ADD(**scope, **facts, number=number, body=data[start : start + _PART_BYTES])
         yield _changing([_DROP(**scope), part] if number == 0 else [part])
     if (yield from fetch(_NEWEST, **scope, id=space << SEQUENCE_BITS | last)) != newest:
         yield _changing([_DROP(**scope)])  # items were erased meanwhile

@@ -197,7 +197,8 @@ def _near(memory: Memory, key: str, fact: str) -> Flow[tuple[str, dict[str, Any]
 
 
 def _evidence(item: Item) -> float:
-    return (item.explain or {}).get("evidence", 0)
+    evidence: float = (item.explain or {}).get("evidence", 0)
+    return evidence
 
 
 def _nothing(memory: Memory, nearest: list[Item], count: Callable[[str], int], most: int) -> Flow[str]:

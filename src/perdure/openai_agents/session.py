@@ -22,8 +22,7 @@ class PerdureSession:
         self, session_id: str, store: perdure.Store, session_settings: SessionSettings | dict[str, Any] | None = None
     ) -> None:
         self.session_id = session_id
-        settings = SessionSettings(**session_settings) if isinstance(session_settings, dict) else session_settings
-        self.session_settings: SessionSettings | None = settings or SessionSettings()
+        self.session_settings: SessionSettings | None = SessionSettings().resolve(session_settings)
         self._thread = store.thread(f"openai/{session_id}", metadata={"session": session_id})
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:

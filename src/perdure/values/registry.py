@@ -102,7 +102,8 @@ class Registry:
         upgrade = dict(upgrade or {})
         _check(cls, name, version, upgrade)
         adapter = _adapter(cls, dump, load)
-        fields = frozenset(getattr(adapter, "fields", ())) if foreign else None
+        names = getattr(adapter, "fields", None) if foreign else None  # an Enum has none
+        fields = None if names is None else frozenset(names)
         entry = RegisteredClass(name, version, cls, adapter, upgrade, shape_of(name, version, adapter), fields)
         with self._lock:
             other = self.named(name)

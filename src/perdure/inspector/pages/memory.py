@@ -83,6 +83,7 @@ def _row(view: PageView, item: Item) -> dict[str, Any]:
     return pick(item, "key version kind pinned at expires_at size_bytes score") | {
         "namespace": text_of(item.namespace),
         "value": _value(view, item),
+        "matched": parts.get("matched"),
         "words": parts.get("words"),
         "cosine": parts.get("cosine"),
     }
