@@ -161,6 +161,7 @@ def test_what_no_fact_is_about_is_not_remembered_and_other_facts_are_named(tmp_p
         alice.put_many({key: {"fact": fact} for key, fact in FACTS.items()})
         for query in WITHOUT_AN_ANSWER:
             assert search(query).startswith(NOTHING)
+        assert not search("diet", limit=0).startswith(NOTHING)
         answers = {query: search(query) for query in QUESTIONS}
         assert [query for query, key in QUESTIONS.items() if key not in answers[query]] == []
         for key in FACTS:
@@ -170,8 +171,8 @@ def test_what_no_fact_is_about_is_not_remembered_and_other_facts_are_named(tmp_p
 
 def test_plain_questions_in_five_languages_are_answered_and_others_are_not(tmp_path: Path) -> None:
     rows = memory_search(Run(tmp_path))
+    assert len(rows) == 6
     assert [(row.name.strip(), row.ours) for row in rows if row.passed is False] == []
-    assert [row.ours for row in rows if row.bar is None] == [0, 0], "a fact that is known was denied"
 
 
 def test_a_word_that_is_in_a_long_item_is_about_the_query_whatever_its_cosine(tmp_path: Path) -> None:

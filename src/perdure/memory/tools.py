@@ -55,7 +55,8 @@ def memory_tools(
         """Search what was remembered in earlier conversations. Gives one fact per line, the best first. A fact with
         "match": "weak" may be about something else. If nothing is about it, the keys of other facts are named.
         """
-        items = yield from _flow(memory.search, query, limit=min(limit, _FOUND_MAX), explain=True)
+        most = min(limit or 1, _FOUND_MAX)  # none at all would say that nothing is remembered
+        items = yield from _flow(memory.search, query, limit=most, explain=True)
         if not any(map(_evidence, items)):
             return (yield from _nothing(memory, items, count, budget_tokens))
         lines: list[str] = []
