@@ -103,13 +103,13 @@ def surprises(cosines: Array, noise: Array) -> Array:
     mean = round(float(noise.sum(dtype="f8")) / (count + PRIOR_ITEMS), 6)
     squares = float(numpy.square(noise - mean, dtype="f8").sum()) + PRIOR_ITEMS * PRIOR_SPREAD**2
     z = (cosines - mean) / round(math.sqrt(squares / (count + PRIOR_ITEMS)), 6)
-    chance = 1 / (1 + numpy.exp(numpy.clip(1.5976 * z + 0.07056 * z**3, -50, 50)))  # that noise is at least as near
+    chance = 1 / (1 + numpy.exp(numpy.clip(z * (1.5976 + 0.07056 * z * z), -50, 50)))  # that noise is at least as near
     return nats_of(chance, count)
 
 
 def nats_of(chance: Array, count: int) -> Array:
     """Return the nats of what has these chances, in a scope with so many vectors."""
-    nats: Array = numpy.log(1 + 1 / (count + 1)) - numpy.log(chance + 1 / (count + 1))
+    nats: Array = math.log(1 + 1 / (count + 1)) - numpy.log(chance + 1 / (count + 1))
     return nats
 
 
