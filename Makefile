@@ -69,6 +69,12 @@ $(VENV)/.cosmos: | $(VENV)/.test
 	    @vercel/cosmosdb-server@1.0.1 > $(VENV)/cosmos.log 2>&1; then touch $@; \
 	else echo "the tests of Cosmos DB will fail: npm could not get @vercel/cosmosdb-server from its registry (see $(VENV)/cosmos.log)"; fi
 
+# Microsoft's emulator of Azure Blob Storage, 127 MB of npm packages, for the soak alone.
+$(VENV)/.azurite: | $(VENV)/.test
+	@echo "installing Azurite into $(VENV)/azurite …"
+	@$(BIN)/npm install --prefix $(VENV)/azurite --no-audit --no-fund --ignore-scripts --silent azurite@3.35.0
+	@touch $@
+
 # PyPI has no PgBouncer. Debian puts it into /usr/sbin.
 $(VENV)/.pgbouncer: | $(BIN)/python
 	@PATH="$$PATH:/usr/sbin"; if command -v pgbouncer > /dev/null; then touch $@; \
@@ -118,7 +124,7 @@ bench: $(VENV)/.dev $(VENV)/.speed $(VENV)/.cosmos
 	$(BIN)/python -m bench
 
 # Everything that `make test` runs a sample of, in full: all points, all pairs of a database and a mode, many more kills.
-soak: $(VENV)/.test $(VENV)/.crewai $(VENV)/.speed $(VENV)/.postgres15 $(VENV)/.pgbouncer $(VENV)/.redis $(VENV)/.chromium $(VENV)/.cosmos
+soak: $(VENV)/.test $(VENV)/.crewai $(VENV)/.speed $(VENV)/.postgres15 $(VENV)/.pgbouncer $(VENV)/.redis $(VENV)/.chromium $(VENV)/.cosmos $(VENV)/.azurite
 	PERDURE_SOAK=1 $(BIN)/python -m pytest -m alone
 	PERDURE_SOAK=1 $(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal --timeout 7200
 	$(BIN)/python -m pytest -m 'not alone' -n 4 --dist worksteal -k postgres --postgres-programs $(abspath $(OLDEST_POSTGRES))

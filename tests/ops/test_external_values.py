@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_s3 import fake_s3
+from object_places import object_place
 
 import perdure
 from perdure.encryption import KeyFile
@@ -34,19 +34,15 @@ store.thread("t").save({"video": perdure.External(b"new" * 1000)})
 """
 
 
-@pytest.fixture(params=["sqlite and a folder", "postgres and s3", "encrypted and a folder"])
+@pytest.fixture(params=["sqlite and a folder", "postgres and s3", "encrypted and a folder", "sqlite and azurite"])
 def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """The arguments of `perdure.open`."""
     database, _, objects = request.param.partition(" and ")
     url = request.getfixturevalue("postgres_url") if database == "postgres" else str(tmp_path / "store.db")
     keys = bytes(32) if database == "encrypted" else None
-    if objects == "s3":
-        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
-        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
-        monkeypatch.setenv("AWS_REGION", "us-east-1")
-        with fake_s3("agents") as endpoint:
-            monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-            yield {"url": url, "objects": "s3://agents/values", "keys": keys}
+    if objects != "a folder":
+        with object_place(objects, tmp_path / "azurite", monkeypatch) as folder:
+            yield {"url": url, "objects": folder, "keys": keys}
     else:
         (tmp_path / "objects").mkdir()
         yield {"url": url, "objects": tmp_path / "objects", "keys": keys}
@@ -107,7 +103,7 @@ def test_what_nothing_refers_to_is_removed_and_not_before(place: dict[str, Any])
         assert store.ops.verify().problems == ()
 
 
-@pytest.mark.parametrize("place", ["sqlite and a folder", "postgres and s3"], indirect=True)
+@pytest.mark.parametrize("place", ["sqlite and a folder", "postgres and s3", "sqlite and azurite"], indirect=True)
 def test_a_value_that_is_removed_while_it_is_saved_again_is_stored_again(place: dict[str, Any]) -> None:
     with perdure.open(**place) as store, perdure.open(**place) as other:
         store.thread("old").save({"v": perdure.External(VIDEO)})

@@ -23,7 +23,15 @@ _URLS = re.compile(r"\w+://\S+")
 _MESSAGE_MAX = 160
 _CHUNK_BYTES = 4 << 20
 _TIMEOUT_S = 120
-_ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT", "GOOGLE_BASE_URL", "AZURE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL")
+_ENDPOINTS = (
+    "AWS_ENDPOINT_URL",
+    "AWS_ENDPOINT",
+    "GOOGLE_BASE_URL",
+    "AZURE_STORAGE_ENDPOINT",
+    "AZURE_ENDPOINT",
+    "AZURITE_BLOB_STORAGE_URL",
+)
+_REFUSED = re.compile(r"status code: (40[13] \w+)")
 
 
 class ObjectStore:
@@ -103,10 +111,13 @@ class ObjectStore:
 
     def _unavailable(self, error: Exception) -> Unavailable:
         kind = type(error).__name__
-        if kind in ("PermissionDeniedError", "UnauthenticatedError"):
+        # obstore deletes through the API for many objects, and raises GenericError if that refuses.
+        status = _REFUSED.search(str(error))
+        if status or kind in ("PermissionDeniedError", "UnauthenticatedError"):
+            reason = status[1] if status else kind.removesuffix("Error")
             return Unavailable(
-                f"the object store at {self.url} refused the request ({kind.removesuffix('Error')}): check the "
-                "credentials in the environment and their permissions there (get, put)"
+                f"the object store at {self.url} refused the request ({reason}): check the "
+                "credentials in the environment and their permissions there (get, put, delete)"
             )
         return Unavailable(
             f"the object store at {self.url} is not available ({_message(error)}): check its address and the network, "

@@ -1,31 +1,27 @@
-"""Backups in an object store: through S3's protocol, against a server on this machine."""
+"""Files in object stores, by the protocols of S3, GCS and Azure: backups, archives and bundles."""
 
 from __future__ import annotations
 
+import base64
 import json
 import random
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
-from fake_s3 import fake_s3
+from object_places import object_place
 
 import perdure
 from perdure.cli import main
 from perdure.storage.objects import check_url, open_objects
 
 
-@pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    for name in ("AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "someone")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hush-hush")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    with fake_s3("agents") as url:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-        yield "s3://agents/files"
+@pytest.fixture(params=["s3", "azurite"])
+def bucket(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    with object_place(request.param, tmp_path / "azurite", monkeypatch) as url:
+        yield url
 
 
 def test_files_under_names(bucket: str, tmp_path: Path) -> None:
@@ -41,34 +37,18 @@ def test_files_under_names(bucket: str, tmp_path: Path) -> None:
         objects.get_file("a/two", target)
 
 
-@pytest.fixture(params=["gs", "az"])
-def other_bucket(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    with fake_s3("agents") as url:
-        account = {
-            "gcs_base_url": url,
-            "disable_oauth": True,
-            "client_email": "",
-            "private_key": "",
-            "private_key_id": "",
-        }
-        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps(account))
-        monkeypatch.setenv("GOOGLE_BASE_URL", url)
-        monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
-        monkeypatch.setenv("AZURITE_BLOB_STORAGE_URL", url)
-        yield f"{request.param}://agents/files"
-
-
-def test_a_backup_in_gcs_and_azure_and_back(other_bucket: str, tmp_path: Path) -> None:
-    place, path = f"{other_bucket}/monday.backup", str(tmp_path / "a.db")
+@pytest.mark.parametrize("bucket", ["gs", "az", "azurite"], indirect=True)
+def test_a_backup_in_gcs_and_azure_and_back(bucket: str, tmp_path: Path) -> None:
+    place, path = f"{bucket}/monday.backup", str(tmp_path / "a.db")
     with perdure.open(path) as store:
         store.thread("a").save({"text": random.Random(7).randbytes(6_000_000)})  # more than one part
         store.ops.backup(place)
         with pytest.raises(perdure.UsageError, match="exists already"):
             store.ops.backup(place)
         with pytest.raises(perdure.UsageError, match="retention policy"):
-            store.ops.backup(f"{other_bucket}/b", retain_until=datetime.now(UTC) + timedelta(days=1))
+            store.ops.backup(f"{bucket}/b", retain_until=datetime.now(UTC) + timedelta(days=1))
     assert perdure.ops.restore_backup(place, tmp_path / "b.db").ok
-    objects = open_objects(other_bucket)
+    objects = open_objects(bucket)
     objects.put_file("one", Path(__file__), create=True)
     with pytest.raises(perdure.UsageError, match="already"):
         objects.put_file("one", Path(__file__), create=True)
@@ -82,6 +62,7 @@ def test_a_backup_in_gcs_and_azure_and_back(other_bucket: str, tmp_path: Path) -
         objects.get("a/value")
 
 
+@pytest.mark.parametrize("bucket", ["s3"], indirect=True)
 def test_errors_name_the_place_and_no_secret(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(perdure.NotFound, match="no bucket 'missing'"):
         open_objects("s3://missing/x").put_file("a", Path(__file__))
@@ -90,6 +71,19 @@ def test_errors_name_the_place_and_no_secret(bucket: str, monkeypatch: pytest.Mo
     with pytest.raises(perdure.errors.Unavailable, match="s3://missing/x") as caught:
         objects.put_file("a", Path(__file__))
     assert "hush" not in str(caught.value)
+
+
+@pytest.mark.parametrize("bucket", ["azurite"], indirect=True)
+def test_a_wrong_key_is_named_as_the_cause(bucket: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    open_objects(bucket).put("a", b"kept")
+    with monkeypatch.context() as patch:
+        patch.setenv("AZURE_STORAGE_ACCOUNT_KEY", base64.b64encode(b"hush" * 16).decode())
+        objects = open_objects(bucket)
+        calls = (partial(objects.put, "a", b""), partial(objects.get, "a"), partial(objects.delete, "a"))
+        for call in calls:
+            with pytest.raises(perdure.errors.Unavailable, match=r"refused the request .* check the credentials"):
+                call()
+    assert open_objects(bucket).get("a") == b"kept"
 
 
 @pytest.mark.parametrize(
@@ -101,31 +95,31 @@ def test_urls_that_are_refused(url: str) -> None:
     assert "hush" not in str(caught.value)
 
 
-def test_a_backup_in_s3_and_back(
+def test_a_backup_in_a_bucket_and_back(
     bucket: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    place, path = "s3://agents/backups/monday.backup", str(tmp_path / "a.db")
+    place, path = f"{bucket}/monday.backup", str(tmp_path / "a.db")
     with perdure.open(path) as store:
         store.thread("a").save({"n": 1})
         assert store.ops.backup(place).path == place
         with pytest.raises(perdure.UsageError, match="exists already"):
             store.ops.backup(place)
         with pytest.raises(perdure.UsageError, match="names no object"):
-            store.ops.backup("s3://agents")
+            store.ops.backup(bucket.removesuffix("/files"))
         assert store.ops.test_backup(place).ok
     assert perdure.ops.restore_backup(place, str(tmp_path / "restored.db")).ok
     with perdure.open(str(tmp_path / "restored.db")) as restored:
         assert restored.thread("a").load().state == {"n": 1}
     with pytest.raises(perdure.NotFound, match="nothing"):
-        perdure.ops.restore_backup("s3://agents/backups/nothing.backup", str(tmp_path / "x.db"))
+        perdure.ops.restore_backup(f"{bucket}/nothing.backup", str(tmp_path / "x.db"))
     monkeypatch.setenv("PERDURE_STORE", path)
-    assert main(["store", "backup", "s3://agents/b/one", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["path"] == "s3://agents/b/one"
-    assert main(["store", "restore", "s3://agents/b/one", "--test"]) == 0
+    assert main(["store", "backup", f"{bucket}/b/one", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["path"] == f"{bucket}/b/one"
+    assert main(["store", "restore", f"{bucket}/b/one", "--test"]) == 0
 
 
-def test_an_archive_in_s3_and_back(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    place = "s3://agents/threads/alice.db"
+def test_an_archive_in_a_bucket_and_back(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = f"{bucket}/alice.db"
     with perdure.open(tmp_path / "a.db") as store:
         for name in ("alice", "bob"):
             store.thread(name).save({"n": name})
