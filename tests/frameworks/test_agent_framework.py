@@ -104,5 +104,15 @@ def test_outside_of_a_run_the_agent_is_as_it_was() -> None:
     assert keys == [900]
 
 
+def test_an_effect_without_a_run_is_refused_instead_of_told_to_the_model() -> None:
+    @tool(approval_mode="never_require")
+    @perdure.effect
+    async def pay(cents: int) -> str:
+        return "paid"
+
+    with pytest.raises(perdure.NotInRun, match="effect 'pay'"):
+        asyncio.run(_text(Agent(Calling(), name="Paying agent", tools=[pay], middleware=durability())))
+
+
 async def _text(agent: Agent[Any]) -> str:
     return (await agent.run("go")).text

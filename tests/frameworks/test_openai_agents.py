@@ -19,6 +19,7 @@ from agents import (
     RunResult,
     Session,
     ShellTool,
+    UserError,
     function_tool,
     handoff,
 )
@@ -252,3 +253,13 @@ def test_outside_of_a_run_the_agent_is_as_it_was() -> None:
         return [result.final_output, streamed.final_output, bool(deltas)]
 
     assert asyncio.run(both()) == ["done", "done", True]
+
+
+def test_an_effect_without_a_run_is_refused_instead_of_told_to_the_model() -> None:
+    @function_tool
+    @perdure.effect
+    async def pay(cents: int) -> str:
+        return "paid"
+
+    with pytest.raises(UserError, match="effect 'pay' was called outside of a durable run"):
+        asyncio.run(run(durable(Agent(name="plain", model=calling("pay"), tools=[pay])), "go"))

@@ -186,3 +186,13 @@ def test_outside_of_a_run_the_agent_is_as_it_was() -> None:
 
     answer = asyncio.run(made(calling("pay", {"cents": 900}), pay, effects={"pay": {}}).invoke_async("go"))
     assert str(answer) == "paid\n"
+
+
+def test_an_effect_without_a_run_is_refused_instead_of_told_to_the_model() -> None:
+    @tool
+    @perdure.effect
+    async def pay(cents: int) -> str:
+        return "paid"
+
+    with pytest.raises(perdure.NotInRun, match="effect 'pay'"):
+        asyncio.run(made(calling("pay", {"cents": 900}), pay).invoke_async("go"))

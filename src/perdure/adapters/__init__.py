@@ -25,12 +25,13 @@ from perdure.adapters.agents import (
     is_journaled,
     journaled,
     member_turn,
+    refuse_without_run,
     register_agents,
     remembering,
     tool_call,
     within,
 )
-from perdure.adapters.amending import aamend, aextend, amend, extend
+from perdure.adapters.amending import Writers, aamend, aextend, amend, extend
 from perdure.errors import NotFound
 from perdure.log.envelopes import ENVELOPE, envelope_text
 from perdure.log.label_ids import pack_id
@@ -94,6 +95,7 @@ __all__ = [
     "StepSpec",
     "Tasks",
     "Write",
+    "Writers",
     "add_provider",
     "add_resumer",
     "aamend",
@@ -121,6 +123,7 @@ __all__ = [
     "member_turn",
     "model_texts",
     "recall",
+    "refuse_without_run",
     "register_agents",
     "register_foreign",
     "register_models",

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from perdure.errors import UsageError
 from perdure.runs.calls.decorators import effect, step
-from perdure.runs.execution.scope import Scope, ToolName, current, need_scope
+from perdure.runs.execution.scope import Scope, ToolName, current, need_scope, outside_scope
+from perdure.runs.functions.specs import StepSpec
 from perdure.teams import members
 
 T = TypeVar("T")
@@ -27,6 +28,19 @@ def in_run() -> bool:
 def is_journaled(fn: object) -> bool:
     """Return whether a function is a step, an effect or a durable function by itself."""
     return hasattr(fn, "perdure") or hasattr(fn, "perdure_durable")
+
+
+def refuse_without_run(tools: Iterable[object]) -> None:
+    """Raise NotInRun if one of an agent's tools is an effect and there is no run.
+
+    The effect would raise it too. But most frameworks return the errors of tools to the model, which may say that all
+    is done.
+    """
+    for spec in (getattr(tool, "perdure", None) for tool in tools):
+        if not isinstance(spec, StepSpec) or spec.kind != "effect":
+            continue
+        if current.get() is None and outside_scope(spec) is None:
+            need_scope(f"an agent with the effect {spec.name!r}")
 
 
 def io_only_in_units() -> None:

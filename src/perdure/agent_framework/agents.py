@@ -28,6 +28,7 @@ from perdure.adapters import (
     in_run,
     is_journaled,
     journaled,
+    refuse_without_run,
     register_agents,
     remembering,
     tool_call,
@@ -67,6 +68,8 @@ class _Chat(ChatMiddleware):
 
     async def process(self, context: ChatContext, call_next: Next) -> None:
         if not in_run():
+            tools = (context.options or {}).get("tools") or ()
+            refuse_without_run(getattr(tool, "func", None) for tool in tools)
             await call_next()
             return
         if context.stream:

@@ -32,7 +32,16 @@ from agents.tool_context import ToolContext
 from pydantic import BaseModel, TypeAdapter
 
 import perdure
-from perdure.adapters import agent_call, in_run, is_journaled, journaled, register_agents, remembering, tool_call
+from perdure.adapters import (
+    agent_call,
+    in_run,
+    is_journaled,
+    journaled,
+    refuse_without_run,
+    register_agents,
+    remembering,
+    tool_call,
+)
 from perdure.errors import UsageError
 
 Options = dict[str, Any]
@@ -132,12 +141,14 @@ class _Copies:
             return tool
         name, inner, options = f"{agent}.{tool.name}", tool.on_invoke_tool, self._effects.get(tool.name)
         nested = getattr(getattr(tool, "_agent_instance", None), "model", None)
-        is_inline = is_journaled(getattr(tool, "__wrapped__", None)) or isinstance(nested, _Model)
+        wrapped = getattr(tool, "__wrapped__", None)
+        is_inline = is_journaled(wrapped) or isinstance(nested, _Model)
 
         async def invoke(context: ToolContext[Any], arguments: str) -> Any:
             async def body() -> Any:
                 return _storable(await inner(context, arguments))
 
+            refuse_without_run([wrapped])
             with tool_call(tool.name, context.tool_call_id) as branch:
                 if is_inline or branch is None:
                     result = await inner(context, arguments)

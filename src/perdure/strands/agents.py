@@ -30,6 +30,7 @@ from perdure.adapters import (
     in_run,
     is_journaled,
     journaled,
+    refuse_without_run,
     register_agents,
     remembering,
     tool_call,
@@ -89,6 +90,9 @@ class _Durability(Plugin):
     async def _model(self, context: InvokeModelContext, call_next: Next) -> AsyncGenerator[TypedEvent, None]:
         """Make a response of the model a step. Its pieces are not recorded, so the caller does not get them."""
         if not in_run():
+            refuse_without_run(
+                getattr(tool, "_tool_func", None) for tool in context.agent.tool_registry.registry.values()
+            )
             async for event in call_next(context):
                 yield event
             return
