@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import perdure
-from perdure.adapters import aamend, aextend, amend, arecall, extend, recall
+from perdure.adapters import aamend, aextend, amend, arecall, checked_store, extend, recall
 from perdure.errors import ExtraMissing
 
 try:
@@ -39,7 +39,7 @@ class PerdureChatStore(BaseChatStore):
 
     def __init__(self, store: perdure.Store) -> None:
         super().__init__()
-        self._store = store
+        self._store = checked_store(store)
 
     @classmethod
     def class_name(cls) -> str:

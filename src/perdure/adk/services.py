@@ -21,7 +21,7 @@ from google.adk.sessions.session import Session
 from google.adk.sessions.state import State
 
 import perdure
-from perdure.adapters import aextend, arecall, in_run
+from perdure.adapters import aextend, arecall, checked_store, in_run
 from perdure.errors import Conflict, NotFound, ThreadDeleted
 
 _WRITERS_MAX = 1024
@@ -36,7 +36,7 @@ class PerdureSessionService(BaseSessionService):
     """
 
     def __init__(self, store: perdure.Store) -> None:
-        self._store = store
+        self._store = checked_store(store)
         # A handle that has saved knows the newest state, so its next save reads nothing.
         self._writers: dict[tuple[str, str, str], perdure.Thread] = {}
 
@@ -165,7 +165,7 @@ class PerdureMemoryService(BaseMemoryService):
     """Long-term memory in a store: what was said in sessions, found by words or, with an embedder, by meaning."""
 
     def __init__(self, store: perdure.Store) -> None:
-        self._store = store
+        self._store = checked_store(store)
 
     async def add_session_to_memory(self, session: Session) -> None:
         await self.add_events_to_memory(app_name=session.app_name, user_id=session.user_id, events=session.events)
