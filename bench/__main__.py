@@ -31,6 +31,7 @@ from bench.loads import workload
 from bench.measure import Benchmark, Row, Run
 from bench.memory import memory
 from bench.memory_in_runs import memory_in_runs
+from bench.memory_search import memory_search
 from bench.postgres import postgres
 from bench.precision import precision
 from bench.processes import processes
@@ -101,6 +102,7 @@ BENCHMARKS: dict[str, Benchmark] = {
     "runs-postgres": runs_postgres,
     "runs-claims": runs_claims,
     "retrieval": retrieval,
+    "memory-search": memory_search,
     "precision": precision,
     "search": search,
     "search-large": search_large,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import perdure
-from perdure.adapters import aamend, aextend, amend, arecall, checked_store, extend, recall
+from perdure.adapters import Writers, aamend, amend, arecall, checked_store, recall
 from perdure.errors import ExtraMissing
 
 try:
@@ -36,10 +36,12 @@ class PerdureChatStore(BaseChatStore):
     """
 
     _store: Any = PrivateAttr()
+    _writers: Any = PrivateAttr()
 
     def __init__(self, store: perdure.Store) -> None:
         super().__init__()
         self._store = checked_store(store)
+        self._writers = Writers(self._thread)
 
     @classmethod
     def class_name(cls) -> str:
@@ -58,7 +60,7 @@ class PerdureChatStore(BaseChatStore):
         return _messages(recall(self._thread(key)))
 
     def add_message(self, key: str, message: ChatMessage) -> None:
-        extend(self._thread(key), _plain([message]))
+        self._writers.extend(key, items=_plain([message]))
 
     def delete_messages(self, key: str) -> list[ChatMessage] | None:
         thread = self._thread(key)
@@ -88,7 +90,7 @@ class PerdureChatStore(BaseChatStore):
         return _messages(await arecall(self._thread(key)))
 
     async def async_add_message(self, key: str, message: ChatMessage) -> None:
-        await aextend(self._thread(key), _plain([message]))
+        await self._writers.aextend(key, items=_plain([message]))
 
     async def adelete_messages(self, key: str) -> list[ChatMessage] | None:
         thread = self._thread(key)

@@ -70,6 +70,7 @@ def test_items_are_listed_and_shown(run: Run, filled: Path) -> None:
 
 def test_search_ranks_by_words_and_by_the_named_embedder(run: Run, filled: Path) -> None:
     assert [item["key"] for item in lines(run("memory", "search", "users", "hikes", "--json")[1])] == ["hobby"]
+    assert "(matched hikes words " in run("memory", "search", "users", "hikes", "--explain")[1]
     assert run("memory", "search", "users/alice", "outdoors") == (0, "", "perdure: nothing was found\n")
     Path("app.py").write_text("def embed(texts):\n    return [[1.0, len(text)] for text in texts]\n")
     assert run("memory", "reembed", "--embedder", "app.py:embed")[:2] == (0, "3 items embedded\n")

@@ -283,7 +283,7 @@ def test_a_search_explains_its_scores(store: perdure.Store, client: Callable[...
     found = visitor.get("/api/memory?q=hiking+mountains").json()["items"]
     assert found[0]["key"] == "hobby"
     assert 0 < found[0]["score"] < 1
-    assert found[0]["words"] > 0
+    assert (found[0]["words"] > 0, found[0]["matched"]) == (True, ["hiking", "mountains"])
     assert found[0]["cosine"] is None
     assert "how much the words" in visitor.get("/memory?q=hiking").text
 

@@ -165,6 +165,7 @@ def test_meaning_is_found_and_what_cannot_be_embedded_is_found_by_its_words(
                     "words": 0,
                     "meaning": pytest.approx(0.69, abs=0.01),
                     "cosine": pytest.approx(1, abs=0.01),
+                    "evidence": 0,
                 },
             )
             assert [item.key for item in memory.search("cab", relevant=True)] == ["abc"]

@@ -64,12 +64,27 @@ def test_labels_weigh_least() -> None:
         ("富士山に登る", ["山", "富士", "富士山"]),
         ("\uff46\uff55\uff4c\uff4c width", ["full", "\uff57\uff49\uff44\uff54\uff48"]),
         ("plays the 🎸", ["🎸"]),
+        ("бабушка и созвоны", ["бабушками", "созвон", "созвонах"]),
     ],
 )
 def test_what_is_there_is_found(text: str, queries: list[str]) -> None:
     terms = unpack(pack(text)).keys()
     assert [query for query in queries if not terms & set(query_terms(query))] == []
     assert not unpack(pack("the others and it will")).keys() & set(query_terms(queries[0]))
+
+
+@pytest.mark.parametrize(
+    ("query", "words"),
+    [
+        ("Has Tom a red hat?", ["tom", "red", "hat"]),
+        ("Was hat Sabine?", ["sabin"]),
+        ("¿Dónde está la gata?", ["gata"]),
+        ("Где моя собака?", ["собак"]),
+        ("¿Quién es?", ["quien", "es"]),
+    ],
+)
+def test_a_query_has_no_words_that_say_nothing_in_its_language(query: str, words: list[str]) -> None:
+    assert query_terms(query) == [term(word) for word in words]
 
 
 def test_a_count_stays_within_its_byte() -> None:

@@ -31,7 +31,7 @@ from perdure.adapters.agents import (
     tool_call,
     within,
 )
-from perdure.adapters.amending import aamend, aextend, amend, extend
+from perdure.adapters.amending import Writers, aamend, aextend, amend, extend
 from perdure.errors import NotFound, UsageError
 from perdure.log.envelopes import ENVELOPE, envelope_text
 from perdure.log.label_ids import pack_id
@@ -95,6 +95,7 @@ __all__ = [
     "StepSpec",
     "Tasks",
     "Write",
+    "Writers",
     "add_provider",
     "add_resumer",
     "aamend",

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from perdure.adapters.agents import hold
-from perdure.errors import UsageError
+from perdure.errors import ThreadDeleted, UsageError
 from perdure.log.append import NOTHING
 from perdure.storage.program import Flow
 from perdure.threads.checks import check_note
@@ -17,6 +17,7 @@ from perdure.threads.thread import Thread
 from perdure.values.codec import decode, encode
 
 Changes = Sequence[tuple[Thread, Callable[[Any], Any]]]
+_WRITERS_MAX = 1024
 _EMPTY = b"null"  # the text of the state of a thread without checkpoints
 
 
@@ -50,6 +51,41 @@ async def aextend(
 ) -> Checkpoint | None:
     """`extend`, awaited."""
     return await thread._arun(_amending(thread, _list_change(thread, items), expect, along=along))
+
+
+class Writers:
+    """Handles of threads that an adapter extends again and again, by the adapter's own names.
+
+    A handle that has saved knows the newest state, so its next save reads nothing. If another process has deleted a
+    thread and created it again, its handle is made anew.
+    """
+
+    def __init__(self, thread: Callable[..., Thread]) -> None:
+        self._thread = thread
+        self._handles: dict[tuple[str, ...], Thread] = {}
+
+    def extend(self, *place: str, items: Sequence[Any], **options: Any) -> Checkpoint | None:
+        """`extend` the thread of a place."""
+        try:
+            return extend(self._handle(place), items, **options)
+        except ThreadDeleted:
+            self._handles.pop(place, None)
+            return extend(self._handle(place), items, **options)
+
+    async def aextend(self, *place: str, items: Sequence[Any], **options: Any) -> Checkpoint | None:
+        """`extend`, awaited."""
+        try:
+            return await aextend(self._handle(place), items, **options)
+        except ThreadDeleted:
+            self._handles.pop(place, None)
+            return await aextend(self._handle(place), items, **options)
+
+    def _handle(self, place: tuple[str, ...]) -> Thread:
+        known = self._handles.pop(place, None)
+        handle = self._handles[place] = known or self._thread(*place)
+        if len(self._handles) > _WRITERS_MAX:
+            self._handles.pop(next(iter(self._handles)))
+        return handle
 
 
 def _text_change(thread: Thread, change: Callable[[Any], Any]) -> Callable[[bytes], bytes]:

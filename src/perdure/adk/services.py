@@ -21,10 +21,9 @@ from google.adk.sessions.session import Session
 from google.adk.sessions.state import State
 
 import perdure
-from perdure.adapters import aextend, arecall, checked_store, in_run
-from perdure.errors import Conflict, NotFound, ThreadDeleted
+from perdure.adapters import Writers, aextend, arecall, checked_store, in_run
+from perdure.errors import Conflict, NotFound
 
-_WRITERS_MAX = 1024
 Change = Callable[[Any], Any]
 
 
@@ -37,8 +36,7 @@ class PerdureSessionService(BaseSessionService):
 
     def __init__(self, store: perdure.Store) -> None:
         self._store = checked_store(store)
-        # A handle that has saved knows the newest state, so its next save reads nothing.
-        self._writers: dict[tuple[str, str, str], perdure.Thread] = {}
+        self._writers = Writers(self._session)
 
     def _thread(self, *parts: str, **tags: str) -> perdure.Thread:
         return self._store.thread("/".join(["adk", *(quote(part, safe="") for part in parts)]), metadata=tags)
@@ -117,17 +115,10 @@ class PerdureSessionService(BaseSessionService):
 
     async def _extend(self, session: Session, event: Event) -> perdure.Checkpoint | None:
         """Save the event, and in the same transaction what it changes of the user's and the app's state."""
-        place, marker = (session.app_name, session.user_id, session.id), session._storage_update_marker
         items = [event.model_dump(mode="json", exclude_none=True)]
         along = self._sharing(session.app_name, session.user_id, event.actions.state_delta)
-        if (known := self._writers.pop(place, None)) is not None:
-            self._writers[place] = known
-            with suppress(ThreadDeleted):  # another process may have created it again
-                return await aextend(known, items, expect=marker, along=along)
-        thread = self._writers[place] = self._session(*place)
-        if len(self._writers) > _WRITERS_MAX:
-            self._writers.pop(next(iter(self._writers)))
-        return await aextend(thread, items, expect=marker, along=along)
+        options = {"expect": session._storage_update_marker, "along": along}
+        return await self._writers.aextend(session.app_name, session.user_id, session.id, items=items, **options)
 
     async def list_sessions(self, *, app_name: str, user_id: str | None = None) -> ListSessionsResponse:
         where = {"adk_app": app_name} | ({} if user_id is None else {"adk_user": user_id})

@@ -29,12 +29,17 @@ FIRST_PAGE = 64
 # common word of many says nothing.
 WORDS_FLOOR = 0.5
 QUERY_FLOOR = 0.2
+# A cosine is evidence if a scope would have one as large by chance in one of a thousand searches.
+BY_CHANCE = 0.001
+
+_ALL = slice(None)
 
 
 class Hit(NamedTuple):
     """A ranked version. `words` and `meaning` are in nats, and `score` (0 to 1) is their sum.
 
-    `cosine` is None without a vector.
+    `cosine` is None without a vector. `evidence` is 1 if words or meaning say that the item is about the query, 0.5 if
+    it only has a word in common, and 0 if what similarity there is can be chance.
     """
 
     id: int
@@ -42,6 +47,7 @@ class Hit(NamedTuple):
     words: float
     meaning: float
     cosine: float | None
+    evidence: float
 
 
 def word_scores(terms: Sequence[int], segments: Sequence[IndexSegment], count: int) -> tuple[list[Array], list[Array]]:
@@ -97,8 +103,13 @@ def surprises(cosines: Array, noise: Array) -> Array:
     mean = round(float(noise.sum(dtype="f8")) / (count + PRIOR_ITEMS), 6)
     squares = float(numpy.square(noise - mean, dtype="f8").sum()) + PRIOR_ITEMS * PRIOR_SPREAD**2
     z = (cosines - mean) / round(math.sqrt(squares / (count + PRIOR_ITEMS)), 6)
-    chance = 1 / (1 + numpy.exp(numpy.clip(1.5976 * z + 0.07056 * z**3, -50, 50)))  # that noise is at least as near
-    nats: Array = numpy.log(1 + 1 / (count + 1)) - numpy.log(chance + 1 / (count + 1))
+    chance = 1 / (1 + numpy.exp(numpy.clip(z * (1.5976 + 0.07056 * z * z), -50, 50)))  # that noise is at least as near
+    return nats_of(chance, count)
+
+
+def nats_of(chance: Array, count: int) -> Array:
+    """Return the nats of what has these chances, in a scope with so many vectors."""
+    nats: Array = math.log(1 + 1 / (count + 1)) - numpy.log(chance + 1 / (count + 1))
     return nats
 
 
@@ -112,6 +123,7 @@ class Ranking:
     meaning: Array
     cosines: Array  # NaN: no vector
     parts: Array  # the part of the query's words that each has, 0 to 1
+    improbable: float  # the nats of a cosine that is hardly noise
 
     @classmethod
     def fuse(cls, ids: Array, words: Array, cosines: Array, parts: Array, noise: Array | None = None) -> Ranking:
@@ -121,14 +133,18 @@ class Ranking:
         """
         embedded = ~numpy.isnan(cosines)
         meaning = numpy.zeros(len(ids))
+        improbable = math.inf
         if embedded.any():
             known = cosines[embedded]
-            meaning[embedded] = MEANING_SHARE * surprises(known, known if noise is None else noise)
-        return cls(ids, score_of(words + meaning), words, meaning, cosines, parts)._where((words > 0) | embedded)
+            noise = known if noise is None else noise
+            meaning[embedded] = MEANING_SHARE * surprises(known, noise)
+            improbable = MEANING_SHARE * float(nats_of(numpy.array(BY_CHANCE / max(1, len(noise))), len(noise)))
+        ranking = cls(ids, score_of(words + meaning), words, meaning, cosines, parts, improbable)
+        return ranking._where((words > 0) | embedded)
 
     def relevant(self, floor: float | None) -> Ranking:
         """Return the items that are about the query: by their words, or with a cosine of at least `floor`."""
-        near = (self.parts >= QUERY_FLOOR) & (self.words >= WORDS_FLOOR * self.words.max(initial=0))
+        near = self._by_words()
         return self._where(near if floor is None else near | (self.cosines >= floor))
 
     def by_meaning(self) -> Ranking:
@@ -153,14 +169,24 @@ class Ranking:
         if kept.all():
             return self
         arrays = (self.ids, self.scores, self.words, self.meaning, self.cosines, self.parts)
-        return Ranking(*(array[kept] for array in arrays))
+        ids, scores, words, meaning, cosines, parts = (array[kept] for array in arrays)
+        return Ranking(ids, scores, words, meaning, cosines, parts, self.improbable)
+
+    def _by_words(self, places: Array | slice = _ALL) -> Array:
+        """Return which items are about the query by their words."""
+        near: Array = self.words[places] >= WORDS_FLOOR * self.words.max(initial=0)
+        return near & (self.parts[places] >= QUERY_FLOOR)
+
+    def _evidence(self, places: Array) -> Array:
+        about = self._by_words(places) | (self.meaning[places] >= self.improbable)
+        return numpy.where(about, 1, 0.5 * (self.words[places] > 0))
 
     def __iter__(self) -> Iterator[Hit]:
         """Yield hits from the best on. Growing parts are sorted, so that ten hits among many cost no full sort."""
         done, size = 0, FIRST_PAGE
         while done < len(self.ids):
-            page = self._best(size)[done:].tolist()
-            yield from map(self._hit, page)
+            page = self._best(size)[done:]
+            yield from map(self._hit, page.tolist(), self._evidence(page).tolist())
             done, size = done + len(page), 4 * size
 
     def _best(self, size: int) -> Array:
@@ -169,8 +195,8 @@ class Ranking:
             chosen = numpy.flatnonzero(self.scores >= numpy.partition(self.scores, -size)[-size])
         return chosen[numpy.lexsort((-self.ids[chosen], -self.scores[chosen]))][:size]
 
-    def _hit(self, place: int) -> Hit:
+    def _hit(self, place: int, evidence: float) -> Hit:
         cosine = float(self.cosines[place])
         known = None if math.isnan(cosine) else cosine
         score, words, meaning = (float(array[place]) for array in (self.scores, self.words, self.meaning))
-        return Hit(int(self.ids[place]), score, words, meaning, known)
+        return Hit(int(self.ids[place]), score, words, meaning, known, evidence)

@@ -97,7 +97,8 @@ def _text(indexed: IndexText) -> str:
 
 
 def _parts(hit: Hit) -> dict[str, float]:
-    return {"words": hit.words} | ({} if hit.cosine is None else {"meaning": hit.meaning, "cosine": hit.cosine})
+    meaning = {} if hit.cosine is None else {"meaning": hit.meaning, "cosine": hit.cosine}
+    return {"words": hit.words, **meaning, "evidence": hit.evidence}
 
 
 def _matched(query: str, text: IndexText) -> list[str]:

@@ -26,7 +26,7 @@ from perdure.memory.words import query_terms
 
 MERGE_RATIO = 4
 _BLOCK = 2048  # vectors that are compared with a query at a time
-_FORMAT = 1  # of a dumped segment; it also changes when `words.pack` does
+_FORMAT = 2  # of a dumped segment; it also changes when `words.pack` does
 _ARRAYS = ("ids", "terms", "items", "counts", "more_items", "kinds", "at", "lengths", "total")
 _NO_IDS = numpy.zeros(0, "i8")
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 BLOCK = "block"
 _FOUND_MAX = 50
+_NAMED_MAX = 20  # keys of facts, where none is about a query
 _SIMILAR_MAX = 3
 _FIXABLE = (UsageError, Conflict, ValueProblem)
 Tool = Callable[..., Any]
@@ -52,19 +53,23 @@ def memory_tools(
         limit: Annotated[int, f"at most so many facts, up to {_FOUND_MAX}"] = 5,
     ) -> Flow[str]:
         """Search what was remembered in earlier conversations. Gives one fact per line, the best first. A fact with
-        "match": "weak" may be about something else; of "match": "none" no word was found, and it is among the newest.
+        "match": "weak" may be about something else. If nothing is about it, the keys of other facts are named.
         """
-        items = yield from _matches(memory, query, min(limit, _FOUND_MAX))
+        most = min(limit or 1, _FOUND_MAX)  # none at all would say that nothing is remembered
+        items = yield from _flow(memory.search, query, limit=most, explain=True)
+        if not any(map(_evidence, items)):
+            return (yield from _nothing(memory, items, count, budget_tokens))
         lines: list[str] = []
         left = ""
-        for n, (item, match) in enumerate(items):
+        for n, item in enumerate(items):
+            match = {} if _evidence(item) == 1 else {"match": "weak"}
             line = text_of({"key": item.key, "value": item.value, "saved": item.at.date(), **match})
             omitted = f"({len(items) - n} more did not fit: ask for less at once)"
             if count("\n".join([*lines, line, omitted])) > budget_tokens:
                 left = omitted
                 break
             lines.append(line)
-        return "\n".join([*lines, *([left] if left else [])]) or "nothing is remembered yet"
+        return "\n".join([*lines, *([left] if left else [])])
 
     def memory_save(
         key: Key,
@@ -192,20 +197,28 @@ def _near(memory: Memory, key: str, fact: str) -> Flow[tuple[str, dict[str, Any]
     return same, dict([*similar.items()][:_SIMILAR_MAX])
 
 
-def _matches(memory: Memory, query: str, limit: int) -> Flow[list[tuple[Item, dict[str, str]]]]:
-    """Return the facts about a query and then, labelled, those that may be about it.
+def _evidence(item: Item) -> float:
+    evidence: float = (item.explain or {}).get("evidence", 0)
+    return evidence
 
-    A search that finds little does not prove that nothing is known. The model reads the others too, and decides.
+
+def _nothing(memory: Memory, nearest: list[Item], count: Callable[[str], int], most: int) -> Flow[str]:
+    """Return the answer to a query that no fact is about.
+
+    A search without evidence does not prove that nothing is known ("what can she eat?" has no word of "Alice is
+    vegetarian"). So the answer names the keys of other facts, the nearest by meaning, then the newest.
     """
-    matching = yield from _flow(memory.search, query, limit=limit, relevant=True)
-    known = {(item.namespace, item.key) for item in matching}
-    others, match = [], "weak"
-    if len(matching) < limit:
-        others = yield from _flow(memory.search, query, limit=limit)
-        if not others:
-            others, match = (yield from memory._newest(limit)), "none"
-    new = [item for item in others if (item.namespace, item.key) not in known]
-    return [*((item, {}) for item in matching), *((item, {"match": match}) for item in new[: limit - len(matching)])]
+    newest = yield from memory._newest(_NAMED_MAX)
+    keys = [*dict.fromkeys(item.key for item in [*nearest, *newest])][:_NAMED_MAX]
+    if not keys:
+        return "nothing is remembered yet"
+    answer = "nothing is remembered about this"
+    while keys:
+        named = f"{answer}. Other facts have these keys; search for one if it may help: {', '.join(keys)}"
+        if count(named) <= most:
+            return named
+        keys.pop()
+    return answer
 
 
 def _flow(method: Any, *args: Any, **options: Any) -> Flow[Any]:

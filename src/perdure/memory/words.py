@@ -1,7 +1,8 @@
 """The words of an item: cut and stemmed by SQLite's own tokenizer, without stop words, packed into a few bytes.
 
-Chinese, Japanese and Korean, which have no spaces or long words, are cut into pairs of characters. A term is the crc32
-of a stem: an item takes five bytes per different word. Nothing here needs numpy, so that a put works without it.
+Chinese, Japanese and Korean, which have no spaces or long words, are cut into pairs of characters. Cyrillic words lose
+their endings. A term is the crc32 of a stem: an item takes five bytes per different word. Nothing here needs numpy, so
+that a put works without it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import Any, NamedTuple, cast
 from zlib import crc32
 
 import apsw
+
+from perdure.memory.languages import CYRILLIC_ENDING, FUNCTION_WORDS
 
 TEXT_WEIGHT = 10  # of one occurrence, in tenths
 CONTEXT_WEIGHT = 6
@@ -81,8 +84,8 @@ class IndexText(NamedTuple):
 
 def query_terms(query: str) -> list[int]:
     """Return the different terms of a query, in its order. Stop words are terms if there is nothing else."""
-    words = [*stems(query), *names(query.lstrip(), 1)]  # the first word of a question is capitalised anyway
-    return list(dict.fromkeys(map(term, words or [word for word in _cut(query) if word in STOP_WORDS])))
+    words = [*stems(query, _function_words(query)), *names(query.lstrip(), 1)]  # a question begins with a capital
+    return list(dict.fromkeys(map(term, words or _cut(query))))
 
 
 @lru_cache(100_000)
@@ -96,16 +99,22 @@ def names(text: str, start: int = 0) -> list[str]:
     return [word for word in found if word in STOP_WORDS]
 
 
-def stems(text: str) -> list[str]:
-    """Return the stems of a text's words, in order, without stop words."""
+def _function_words(query: str) -> frozenset[str]:
+    """Return the words that say nothing in the language of a query: the one that has most of them there."""
+    words = frozenset(_cut(query))
+    return max((STOP_WORDS, *FUNCTION_WORDS), key=lambda known: len(words & known))  # English, if several have
+
+
+def stems(text: str, without: frozenset[str] = frozenset()) -> list[str]:
+    """Return the stems of a text's words, in order, without stop words and those in `without`."""
     words: list[str] = []
     for word, stemmed in zip(_cut(text), _cut(text, stemmed=True), strict=True):  # both cut into the same words
-        if word in STOP_WORDS:
+        if word in without or word in STOP_WORDS:
             continue
         if len(word) > 2 and _UNSPACED.search(word):
             words += [word[at : at + 2] for at in range(len(word) - 1)]
         else:
-            words.append(stemmed)
+            words.append(stemmed if stemmed.isascii() else CYRILLIC_ENDING.sub("", stemmed))
     return words if text.isascii() else [*words, *_SYMBOL.findall(text)]
 
 
