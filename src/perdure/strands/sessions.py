@@ -13,7 +13,7 @@ from strands.types.exceptions import SessionException
 from strands.types.session import Session, SessionAgent, SessionMessage
 
 import perdure
-from perdure.adapters import amend, extend, recall
+from perdure.adapters import amend, checked_store, extend, recall
 from perdure.errors import NotFound
 
 _TIMES = ("created_at", "updated_at")
@@ -26,7 +26,7 @@ class PerdureSessionManager(RepositorySessionManager, SessionRepository):
     """
 
     def __init__(self, session_id: str, store: perdure.Store) -> None:
-        self._store = store
+        self._store = checked_store(store)
         self._written: dict[str, dict[str, Any]] = {}
         super().__init__(session_id=session_id, session_repository=self)
 
