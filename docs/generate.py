@@ -158,7 +158,7 @@ FRAMEWORKS = """
 | `perdure.adk` | `durable`, `PerdureSessionService`, `PerdureMemoryService` | [Google ADK](../how-to/adk.md) |
 | `perdure.agent_framework` | `durability`, `PerdureHistoryProvider` | [Agent Framework](../how-to/agent-framework.md) |
 | `perdure.claude_agent` | `PerdureSessionStore` | [Claude Agent SDK](../how-to/claude-agent.md) |
-| `perdure.langchain_history` | `PerdureChatMessageHistory` | [LangGraph](../how-to/langgraph.md#chat-histories) |
+| `perdure.langchain_history` | `PerdureChatMessageHistory` | [Chat histories](../how-to/chat-histories.md) |
 | `perdure.openai_agents` | `durable`, `run`, `PerdureSession` | [OpenAI Agents SDK](../how-to/openai-agents.md) |
 | `perdure.pydantic_ai` | `PerdureDurability`, `emit_events` | [Pydantic AI](../how-to/pydantic-ai.md) |
 | `perdure.strands` | `durability`, `PerdureSessionManager` | [Strands](../how-to/strands.md) |

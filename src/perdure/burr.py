@@ -16,7 +16,7 @@ from typing import Any, Literal
 from urllib.parse import quote
 
 import perdure
-from perdure.adapters import aamend, amend, arecall, recall
+from perdure.adapters import aamend, amend, arecall, checked_store, recall
 from perdure.errors import Conflict, ExtraMissing
 
 try:
@@ -36,7 +36,7 @@ class _Threads:
     """The threads of applications: a thread per application, a checkpoint per action."""
 
     def __init__(self, store: perdure.Store) -> None:
-        self._store = store
+        self._store = checked_store(store)
 
     def _thread(self, partition_key: str | None, app_id: str) -> perdure.Thread:
         tags = {"burr_partition": partition_key or "", "burr_app": app_id}

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import quote
 
 import perdure
-from perdure.adapters import aamend, arecall
+from perdure.adapters import aamend, arecall, checked_store
 from perdure.errors import ExtraMissing, NotFound
 
 try:
@@ -46,7 +46,7 @@ class PerdureSessionStore(SessionStore):
     """
 
     def __init__(self, store: perdure.Store) -> None:
-        self._store = store
+        self._store = checked_store(store)
 
     def _thread(self, key: SessionKey) -> perdure.Thread:
         tags = {**_session(key), "claude_subpath": key.get("subpath") or ""}

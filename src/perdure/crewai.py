@@ -13,7 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import perdure
-from perdure.adapters import amend, recall
+from perdure.adapters import amend, checked_store, recall
 from perdure.errors import ExtraMissing
 
 try:
@@ -39,7 +39,7 @@ class PerdureFlowPersistence(FlowPersistence):
 
     def __init__(self, store: perdure.Store, **fields: Any) -> None:
         super().__init__(**fields)
-        self._store = store
+        self._store = checked_store(store)
 
     def init_db(self) -> None:
         """Do nothing: the store has its tables."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import perdure
-from perdure.adapters import aamend, aextend, amend, arecall, extend, recall
+from perdure.adapters import aamend, aextend, amend, arecall, checked_store, extend, recall
 from perdure.errors import ExtraMissing
 
 try:
@@ -32,7 +32,7 @@ class PerdureChatMessageHistory(BaseChatMessageHistory):
     """
 
     def __init__(self, session_id: str, store: perdure.Store) -> None:
-        self._thread = store.thread(f"chat/{session_id}", metadata={"session": session_id})
+        self._thread = checked_store(store).thread(f"chat/{session_id}", metadata={"session": session_id})
 
     @property
     def messages(self) -> list[BaseMessage]:  # type: ignore[override]

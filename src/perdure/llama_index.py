@@ -13,7 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import perdure
-from perdure.adapters import Writers, aamend, amend, arecall, recall
+from perdure.adapters import Writers, aamend, amend, arecall, checked_store, recall
 from perdure.errors import ExtraMissing
 
 try:
@@ -40,7 +40,7 @@ class PerdureChatStore(BaseChatStore):
 
     def __init__(self, store: perdure.Store) -> None:
         super().__init__()
-        self._store = store
+        self._store = checked_store(store)
         self._writers = Writers(self._thread)
 
     @classmethod

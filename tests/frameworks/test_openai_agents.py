@@ -77,6 +77,8 @@ def test_a_session_is_what_the_protocol_says(store: perdure.Store) -> None:
             assert (await limited.get_items(), await limited.get_items(3)) == (items[4:], items[2:])
         with pytest.raises(TypeError, match="limitt"):
             PerdureSession("ann", store, {"limitt": 1})
+        with pytest.raises(perdure.UsageError, match="an open store"):
+            PerdureSession("ann", "agent.db")  # type: ignore[arg-type]
         assert await session.pop_item() == items[4]
         nested: Any = {"type": "message", "content": [{"type": "output_text", "text": "ü ☃ \x00"}], "n": 1.5}
         await session.add_items([nested])

@@ -32,7 +32,7 @@ from perdure.adapters.agents import (
     within,
 )
 from perdure.adapters.amending import Writers, aamend, aextend, amend, extend
-from perdure.errors import NotFound
+from perdure.errors import NotFound, UsageError
 from perdure.log.envelopes import ENVELOPE, envelope_text
 from perdure.log.label_ids import pack_id
 from perdure.log.pending import Write
@@ -107,6 +107,7 @@ __all__ = [
     "amend",
     "arecall",
     "checked_filter",
+    "checked_store",
     "common_size",
     "decode",
     "encode",
@@ -143,6 +144,13 @@ def register_foreign(cls: type) -> None:
     Fields that the installed version does not have are dropped, and missing ones get their defaults.
     """
     REGISTRY.add(cls, foreign=True)
+
+
+def checked_store(store: object) -> Store:
+    """Return a store that a user has passed. Raises UsageError for what is none, such as its path."""
+    if not isinstance(store, Store):
+        raise UsageError(f'store is an open store, perdure.open("agent.db"), not {store!r:.100}')
+    return store
 
 
 def register_models(prefix: str, package: str, tags: Mapping[str, str]) -> None:

@@ -21,7 +21,7 @@ from google.adk.sessions.session import Session
 from google.adk.sessions.state import State
 
 import perdure
-from perdure.adapters import Writers, aextend, arecall, in_run
+from perdure.adapters import Writers, aextend, arecall, checked_store, in_run
 from perdure.errors import Conflict, NotFound
 
 Change = Callable[[Any], Any]
@@ -35,7 +35,7 @@ class PerdureSessionService(BaseSessionService):
     """
 
     def __init__(self, store: perdure.Store) -> None:
-        self._store = store
+        self._store = checked_store(store)
         self._writers = Writers(self._session)
 
     def _thread(self, *parts: str, **tags: str) -> perdure.Thread:
@@ -156,7 +156,7 @@ class PerdureMemoryService(BaseMemoryService):
     """Long-term memory in a store: what was said in sessions, found by words or, with an embedder, by meaning."""
 
     def __init__(self, store: perdure.Store) -> None:
-        self._store = store
+        self._store = checked_store(store)
 
     async def add_session_to_memory(self, session: Session) -> None:
         await self.add_events_to_memory(app_name=session.app_name, user_id=session.user_id, events=session.events)

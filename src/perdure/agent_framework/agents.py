@@ -25,6 +25,7 @@ from perdure.adapters import (
     aextend,
     agent_call,
     arecall,
+    checked_store,
     in_run,
     is_journaled,
     journaled,
@@ -135,7 +136,7 @@ class PerdureHistoryProvider(HistoryProvider):
 
     def __init__(self, store: perdure.Store, source_id: str = "perdure", **options: Any) -> None:
         super().__init__(source_id, **options)
-        self._store = store
+        self._store = checked_store(store)
 
     def _thread(self, session_id: str | None) -> perdure.Thread:
         if session_id is None:

@@ -19,7 +19,7 @@ from agent_framework import (
 from agent_framework.exceptions import WorkflowCheckpointException
 
 import perdure
-from perdure.adapters import Line, Lines, register_foreign
+from perdure.adapters import Line, Lines, checked_store, register_foreign
 from perdure.errors import NotFound
 
 _FOLDER = "agent-framework/workflow/"
@@ -44,7 +44,7 @@ class PerdureCheckpointStorage:
     """
 
     def __init__(self, store: perdure.Store) -> None:
-        self._store, self._lines = store, Lines(store)
+        self._store, self._lines = checked_store(store), Lines(store)
         self._known: dict[str, tuple[str, str]] = {}  # workflow and place of a checkpoint, by its id
 
     def _line(self, workflow: str) -> Line:

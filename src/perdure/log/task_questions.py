@@ -149,9 +149,9 @@ def _of_task(row: tuple[Any, ...]) -> tuple[int, bytes, bytes]:
 
 
 def _questions(thread: str, asked_at: int, task: AskingTask) -> list[TaskQuestion]:
-    given = {one["id"]: one for one in answered_in(task)}
+    answers = {one["id"]: one for one in answered_in(task)}
     return [
-        TaskQuestion(thread, asked_at, str(one.get("id")), one.get("value"), _schema(one), given.get(one.get("id")))
+        TaskQuestion(thread, asked_at, str(one.get("id")), one.get("value"), _schema(one), answers.get(one.get("id")))
         for one in questions_in(task)
     ]
 
@@ -173,8 +173,8 @@ def questions_in(task: AskingTask) -> list[dict[str, Any]]:
 
 def answered_in(task: AskingTask) -> list[dict[str, Any]]:
     """Return the answers that a task was given here, the oldest first."""
-    given = _decoded(task.writes.get(ANSWERED))
-    return [one for one in given if isinstance(one, dict)] if isinstance(given, list) else []
+    answers = _decoded(task.writes.get(ANSWERED))
+    return [one for one in answers if isinstance(one, dict)] if isinstance(answers, list) else []
 
 
 def _decoded(write: Write | None) -> Any:

@@ -129,8 +129,8 @@ def _read(ctx: StoreContext, line: Any, form: Form, number: int) -> list[_Incomi
         said = json.loads(line) if isinstance(line, str | bytes) else line
         if form == "items":
             return [_item(said.dict() if hasattr(said, "dict") else said)]
-        found = said.get("results", said) if isinstance(said, Mapping) else said
-        return [_mem0(one) for one in (found if isinstance(found, list) else [found])]
+        memories = said.get("results", said) if isinstance(said, Mapping) else said
+        return [_mem0(one) for one in (memories if isinstance(memories, list) else [memories])]
     except (msgspec.MsgspecError, ValueError, KeyError, TypeError, AttributeError) as error:
         why = f"{type(error).__name__}: {error}"
         raise UsageError(f"line {number} is no item of {form} ({why:.200}): nothing was imported") from error

@@ -44,6 +44,7 @@ _SYMBOL = re.compile("[\u2600-\u27bf\U0001f300-\U0001faff]")  # the tokenizer dr
 _NAME = re.compile("[A-Z][A-Za-z]+")
 _CAMEL = re.compile("(?<=[a-z0-9])(?=[A-Z])")
 _CUT = ["unicode61", "remove_diacritics", "2"]
+_STEMMED_MAX = 64  # the tokenizer stems no longer words, and a cache should not keep them
 _local = threading.local()
 
 Tokenizer = Callable[[bytes], list[str]]
@@ -70,16 +71,16 @@ class IndexText(NamedTuple):
     def pack(self) -> bytes:
         """Return the terms (four bytes each, ascending), then their weighted counts (one byte each)."""
         counts: dict[int, int] = {}
-        for stem, weight in chain(
-            ((stem, TEXT_WEIGHT) for stem in chain(stems(self.text), names(self.text))),
-            ((character, LABEL_WEIGHT) for character in _HAN.findall(self.text)),
-            ((stem, CONTEXT_WEIGHT) for stem in stems(self.indexed_context)),
-            ((stem, LABEL_WEIGHT) for stem in stems(_CAMEL.sub(" ", self.labels))),
+        for found_by, weight in (
+            (chain(stems(self.text), names(self.text)), TEXT_WEIGHT),
+            (_HAN.findall(self.text), LABEL_WEIGHT),
+            (stems(self.indexed_context), CONTEXT_WEIGHT),
+            (stems(_CAMEL.sub(" ", self.labels)), LABEL_WEIGHT),
         ):
-            number = term(stem)
-            counts[number] = counts.get(number, 0) + weight
+            for number in map(term, found_by):
+                counts[number] = counts.get(number, 0) + weight
         terms = sorted(counts)
-        return struct.pack(f"<{len(terms)}I", *terms) + bytes(min(counts[number], COUNT_MAX) for number in terms)
+        return struct.pack(f"<{len(terms)}I", *terms) + bytes([min(counts[number], COUNT_MAX) for number in terms])
 
 
 def query_terms(query: str) -> list[int]:
@@ -108,18 +109,26 @@ def _function_words(query: str) -> frozenset[str]:
 def stems(text: str, without: frozenset[str] = frozenset()) -> list[str]:
     """Return the stems of a text's words, in order, without stop words and those in `without`."""
     words: list[str] = []
-    for word, stemmed in zip(_cut(text), _cut(text, stemmed=True), strict=True):  # both cut into the same words
+    for word in _cut(text):
         if word in without or word in STOP_WORDS:
             continue
-        if len(word) > 2 and _UNSPACED.search(word):
+        if not word.isascii() and len(word) > 2 and _UNSPACED.search(word):
             words += [word[at : at + 2] for at in range(len(word) - 1)]
         else:
-            words.append(stemmed if stemmed.isascii() else CYRILLIC_ENDING.sub("", stemmed))
+            words.append(_stem(word) if len(word) <= _STEMMED_MAX else word)
     return words if text.isascii() else [*words, *_SYMBOL.findall(text)]
 
 
-def _cut(text: str, *, stemmed: bool = False) -> list[str]:
-    return _tokenizers()[stemmed](unicodedata.normalize("NFKC", text).encode(errors="replace"))
+def _cut(text: str) -> list[str]:
+    if not text:
+        return []
+    return _tokenizers()[0](unicodedata.normalize("NFKC", text).encode(errors="replace"))
+
+
+@lru_cache(20_000)
+def _stem(word: str) -> str:
+    stem = "".join(_tokenizers()[1](word.encode()))
+    return stem if stem.isascii() else CYRILLIC_ENDING.sub("", stem)
 
 
 def _tokenizers() -> tuple[Tokenizer, Tokenizer]:

@@ -8,7 +8,7 @@ from agents.items import TResponseInputItem
 from agents.memory import SessionSettings
 
 import perdure
-from perdure.adapters import aamend, aextend, arecall
+from perdure.adapters import aamend, aextend, arecall, checked_store
 
 
 class PerdureSession:
@@ -23,7 +23,7 @@ class PerdureSession:
     ) -> None:
         self.session_id = session_id
         self.session_settings: SessionSettings | None = SessionSettings().resolve(session_settings)
-        self._thread = store.thread(f"openai/{session_id}", metadata={"session": session_id})
+        self._thread = checked_store(store).thread(f"openai/{session_id}", metadata={"session": session_id})
 
     async def get_items(self, limit: int | None = None) -> list[TResponseInputItem]:
         """Return the newest items, in the order in which they were added."""

@@ -130,16 +130,16 @@ def _cut_run(part: RunPart, at: int) -> RunPart:
 def _cut_questions(asks: Any, answers: Any, journal: Any, at: int) -> tuple[list[Any], list[Any]]:
     """Open the questions again that were open then, and drop later ones and later answers."""
     path, asked_at, status, answer = (ASK.names.index(name) for name in ("path", "asked_at", "status", "answer"))
-    given = [one for one in answers if one[ANSWER.names.index("at")] <= at]
+    earlier = [one for one in answers if one[ANSWER.names.index("at")] <= at]
     ended = {unpack(body).path for _, kind, body in journal if kind == DONE}
-    answered = {one[path] for one in given} - {one[path] for one in answers if one not in given}
+    answered = {one[path] for one in earlier} - {one[path] for one in answers if one not in earlier}
     kept = []
     for one in map(list, asks):
         if one[asked_at] <= at:
             if one[path] not in ended | answered:
                 one[status], one[answer] = "open", None
             kept.append(one)
-    return kept, given
+    return kept, earlier
 
 
 def _cut_mail(mail: Any, journal: Any, at: int) -> list[Any]:

@@ -13,7 +13,7 @@ from strands.types.exceptions import SessionException
 from strands.types.session import Session, SessionAgent, SessionMessage
 
 import perdure
-from perdure.adapters import amend, extend, recall
+from perdure.adapters import amend, checked_store, extend, recall
 from perdure.errors import NotFound
 
 _TIMES = ("created_at", "updated_at")
@@ -26,7 +26,7 @@ class PerdureSessionManager(RepositorySessionManager, SessionRepository):
     """
 
     def __init__(self, session_id: str, store: perdure.Store) -> None:
-        self._store = store
+        self._store = checked_store(store)
         self._written: dict[str, dict[str, Any]] = {}
         super().__init__(session_id=session_id, session_repository=self)
 
@@ -49,10 +49,10 @@ class PerdureSessionManager(RepositorySessionManager, SessionRepository):
 
     def delete_session(self, session_id: str, **kwargs: Any) -> None:
         """Delete a session with its agents and their messages."""
-        found = self._store.threads(where={"strands_session": session_id}, limit=None)
-        if not found:
+        infos = self._store.threads(where={"strands_session": session_id}, limit=None)
+        if not infos:
             raise SessionException(f"session {session_id} does not exist")
-        for info in found:
+        for info in infos:
             with suppress(NotFound):  # another process deletes it too
                 self._store.delete_thread(info.name)
 
@@ -76,8 +76,8 @@ class PerdureSessionManager(RepositorySessionManager, SessionRepository):
         extend(self._thread(session_id, "messages", agent_id), [session_message.to_dict()])
 
     def read_message(self, session_id: str, agent_id: str, message_id: int, **kwargs: Any) -> SessionMessage | None:
-        found = [each for each in self.list_messages(session_id, agent_id) if each.message_id == message_id]
-        return found[-1] if found else None
+        same = [each for each in self.list_messages(session_id, agent_id) if each.message_id == message_id]
+        return same[-1] if same else None
 
     def update_message(self, session_id: str, agent_id: str, session_message: SessionMessage, **kwargs: Any) -> None:
         plain = session_message.to_dict()

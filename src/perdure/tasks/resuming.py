@@ -83,8 +83,8 @@ def due(ctx: StoreContext) -> Flow[dict[str, dict[str, Any]]]:
 
 
 def _due(tenant: int, now: int) -> Program[Rows]:
-    [found] = yield Batch(_DUE(tenant=tenant, now=now), last=True)
-    return found
+    [threads] = yield Batch(_DUE(tenant=tenant, now=now), last=True)
+    return threads
 
 
 def claim(ctx: StoreContext, name: str) -> Flow[Resumption | None]:

@@ -98,12 +98,12 @@ def _take(ctx: StoreContext, name: str, *, is_async: bool) -> Flow[list[Executio
     tenant = yield from ctx.tenant()
     if tenant is None:
         raise NotFound(f"there is no thread {name!r} in this store")
-    thread, found = yield from read(partial(_to_undo, tenant, name))
+    thread, runs = yield from read(partial(_to_undo, tenant, name))
     if is_any_busy(ctx, name):
         raise runs_elsewhere(ctx, name)
     runtime = runtime_of(ctx)
     executions: list[Execution] = []
-    for row in found:
+    for row in runs:
         new = NewRun(row.id, row.function, row.version, b"{}", b"", row.incarnation, row.queue, root=thread)
         taken = yield from rows.take(
             rows.NewTask(tenant, thread, new, _no_check),
@@ -130,9 +130,9 @@ def _no_check(_head: int | None) -> Program[None]:
 
 def _to_undo(tenant: int, name: str) -> Program[tuple[int, list[RunRow]]]:
     row = yield from find_thread(tenant, name)
-    [found] = yield Batch(_TASKS(tenant=tenant, thread=row.thread))
+    [tasks] = yield Batch(_TASKS(tenant=tenant, thread=row.thread))
     left = []
-    for run in map(RunRow._make, found):
+    for run in map(RunRow._make, tasks):
         calls = paths_in((yield from read_whole(tenant, run)).entries)
         if standing.open_calls(calls.items()) or standing.undoable(calls.items()):
             left.append(run)

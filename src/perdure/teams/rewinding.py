@@ -186,8 +186,8 @@ def _plan(tenant: int, root: int, team: str, member: str, turn: int) -> Program[
         name_in(team, row.id): (row.turn or 0) + 1 for row in rows.values() if row.status == "running" or row.entries
     }
     turns = {name_in(team, row.id): row.turn or 0 for row in rows.values()} | begun
-    [found] = yield Batch(_MESSAGES(tenant=tenant, root=root))
-    mail = [_message(team, begun, *row) for row in found]
+    [messages] = yield Batch(_MESSAGES(tenant=tenant, root=root))
+    mail = [_message(team, begun, *row) for row in messages]
     line = recovery_line(turns, mail, {member: turn})
     yield from refuse_sent_away(tenant, root, {f"{team}/{fall.member}": fall.to_turn for fall in line.falls})
     back = {runs[fall.member]: fall.to_turn for fall in line.falls}

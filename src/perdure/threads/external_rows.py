@@ -24,7 +24,7 @@ def keys_in(text: bytes) -> list[bytes]:
     """Return the hashes of the values that a state refers to."""
     if _MARK not in text:
         return []
-    return sorted({bytes.fromhex(found.decode()) for found in _REFERENCE.findall(text)})
+    return sorted({bytes.fromhex(digits.decode()) for digits in _REFERENCE.findall(text)})
 
 
 def refer(tenant: int, tree: int, record: int, keys: Sequence[bytes], now: int) -> Generator[Batch, list[Rows], bool]:

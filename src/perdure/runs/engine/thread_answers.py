@@ -78,7 +78,7 @@ def list_questions(ctx: StoreContext, thread: str | None, everything: bool, limi
 
 
 def _question(one: TaskQuestion) -> Question:
-    given = [] if one.answer is None else [(one.answer["who"], one.answer["value"], moment(one.answer["at"]))]
+    answers = [] if one.answer is None else [(one.answer["who"], one.answer["value"], moment(one.answer["at"]))]
     return Question(
         run=one.thread,
         path=one.id,
@@ -91,7 +91,7 @@ def _question(one: TaskQuestion) -> Question:
         asked_at=moment(one.asked_at),
         deadline=None,
         status="open" if one.answer is None else "answered",
-        answers=tuple(given),
+        answers=tuple(answers),
         arguments=dict(one.value) if isinstance(one.value, dict) else None,
         thread=one.thread,
     )
@@ -129,8 +129,8 @@ def _give(
             f"thread {name!r} has no open question {id_!r}: its graph has continued since, or was resumed with an "
             f"answer; `perdure questions {name}` lists what is open"
         )
-    if given := [one for one in answered_in(places[0]) if one["id"] == id_]:
-        raise AnswerRefused(f"question {id_!r} of thread {name!r} is answered already, by {given[0]['who']}")
+    if earlier := [one for one in answered_in(places[0]) if one["id"] == id_]:
+        raise AnswerRefused(f"question {id_!r} of thread {name!r} is answered already, by {earlier[0]['who']}")
     for write_ in (places[-1].writes.get(key) for key in (QUESTIONS, ANSWERS)):
         if write_ is not None and is_opaque(write_):
             raise AnswerRefused(
@@ -144,8 +144,8 @@ def _give(
         for statement in write_statements(tenant, row.thread, place.id, writes, None, place.space)
     ))  # fmt: skip
     new = resumption(ctx, name, row.thread)
-    *_, [made] = yield Batch(*rows.insert_statements(tenant, new, now, None, 0), rows.BY_ID(tenant=tenant, id=new.id))
-    yield Batch(_WAKE(tenant=tenant, run=made[0], waiting=GRAPH.as_text()), last=True)
+    *_, [run] = yield Batch(*rows.insert_statements(tenant, new, now, None, 0), rows.BY_ID(tenant=tenant, id=new.id))
+    yield Batch(_WAKE(tenant=tenant, run=run[0], waiting=GRAPH.as_text()), last=True)
     return AnswerReceipt(True, 0)
 
 
@@ -158,18 +158,20 @@ def _checked(place: AskingTask, id_: str, value: Any) -> Any:
     return check_answer(value, schema)
 
 
-def _writes(places: Sequence[AskingTask], given: dict[str, Any], codec: Codec) -> list[tuple[AskingTask, list[Write]]]:
+def _writes(
+    places: Sequence[AskingTask], answer_: dict[str, Any], codec: Codec
+) -> list[tuple[AskingTask, list[Write]]]:
     """Return what is attached to the tasks that have attached a question. The one that asked it gets the answer.
 
     What the graph was resumed with before is cleared: the framework would give it to the task's next question.
     """
     stored = []
     for place in places:
-        text = encode([*answered_in(place), given], codec)
+        text = encode([*answered_in(place), answer_], codec)
         stored.append((place, [Write(place.task, ANSWERED_IDX, ANSWERED, place.path, text)]))
     asked = places[-1]
     before = asked.writes.get(ANSWERS)
-    one = encode(given["value"], codec)
+    one = encode(answer_["value"], codec)
     text = b"[%b]" % one if before is None else _appended(before.text, one)
     stored.append((asked, [Write(asked.task, ANSWERS_IDX, ANSWERS, asked.path, text)]))
     stored.append((places[0], [Write(NO_TASK, ANSWERS_IDX, ANSWERS, "", b"null")]))
