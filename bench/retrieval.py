@@ -20,7 +20,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import bm25s
 import numpy
 
 from bench.measure import Row, Run, mean
@@ -120,6 +119,8 @@ def by_cosine(items: list[Text], questions: list[str], embedding: Embedding | No
 
 
 def by_bm25s(items: list[Text], questions: list[str], context: bool) -> Rank:
+    import bm25s  # of the extra `dev`: the tests import this module without it
+
     tokens = partial(bm25s.tokenize, stopwords="en", show_progress=False)
     index = bm25s.BM25()
     texts = [f"{item.text} {item.context}" if context else item.text for item in items]

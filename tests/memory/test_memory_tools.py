@@ -108,7 +108,7 @@ def test_an_answer_keeps_its_budget_and_says_what_is_missing(tmp_path: Path) -> 
         assert last == f"({40 - len(lines)} more did not fit: ask for less at once)"
         assert json.loads(lines[0])["value"]["fact"].startswith("hiking")
         keys = ", ".join(f"k{n}" for n in range(39, 19, -1))
-        assert search("zebra") == f"{NOTHING}. Other facts have these keys; search for one if it may help: {keys}"
+        assert search("zebra") == f"{NOTHING}\nother facts have these keys; search for one if it may help: {keys}"
         [brief] = alice.tools(read_only=True, budget_tokens=50)
         assert token_counter()(brief("zebra")) <= 50
         assert search("hiking", limit=-1).startswith("Error: limit=-1")
@@ -153,6 +153,11 @@ QUESTIONS = {
 WITHOUT_AN_ANSWER = ("shoe size", "favourite colour", "blood type", "last invoice amount", "gym membership")
 
 
+def keys_of(answer: str) -> list[str]:
+    """The keys of the facts that an answer has."""
+    return [json.loads(line)["key"] for line in answer.splitlines() if line.startswith("{")]
+
+
 def test_what_no_fact_is_about_is_not_remembered_and_other_facts_are_named(tmp_path: Path) -> None:
     with perdure.open(tmp_path / "a.db", embedder="local") as store:
         alice = store.memory("users", "alice")
@@ -162,8 +167,9 @@ def test_what_no_fact_is_about_is_not_remembered_and_other_facts_are_named(tmp_p
         for query in WITHOUT_AN_ANSWER:
             assert search(query).startswith(NOTHING)
         assert not search("diet", limit=0).startswith(NOTHING)
-        answers = {query: search(query) for query in QUESTIONS}
-        assert [query for query, key in QUESTIONS.items() if key not in answers[query]] == []
+        missed = [query for query, key in QUESTIONS.items() if key not in keys_of(search(query))]
+        assert len(missed) <= 1, "the fact itself is among the nearest five, marked as weak if nothing speaks for it"
+        assert all(QUESTIONS[query] in search(query) for query in missed), "its key is named"
         for key in FACTS:
             first, *_ = search(key).splitlines()
             assert (json.loads(first)["key"], "match" in json.loads(first)) == (key, False)

@@ -118,7 +118,7 @@ def store(tenant: int, searcher: Searcher, indexes: ScopeIndexes) -> Flow[None]:
         try:
             yield from _write(tenant, space, indexes.model, mark, (yield from aside(segment.dumped)))
         except PerdureError as error:  # a role of PostgreSQL that may only read, a full disk
-            _log.debug("an index of memory was not stored: %s", error)
+            _log.debug("an index of memory was not stored: %s", said(error), extra=event("memory.index_not_stored"))
 
 
 def _write(tenant: int, space: int, model: str, mark: tuple[int, int], data: bytes) -> Flow[None]:

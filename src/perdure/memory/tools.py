@@ -62,8 +62,7 @@ def memory_tools(
         lines: list[str] = []
         left = ""
         for n, item in enumerate(items):
-            match = {} if _evidence(item) == 1 else {"match": "weak"}
-            line = text_of({"key": item.key, "value": item.value, "saved": item.at.date(), **match})
+            line = _line(item, is_weak=_evidence(item) < 1)
             omitted = f"({len(items) - n} more did not fit: ask for less at once)"
             if count("\n".join([*lines, line, omitted])) > budget_tokens:
                 left = omitted
@@ -206,19 +205,30 @@ def _nothing(memory: Memory, nearest: list[Item], count: Callable[[str], int], m
     """Return the answer to a query that no fact is about.
 
     A search without evidence does not prove that nothing is known ("what can she eat?" has no word of "Alice is
-    vegetarian"). So the answer names the keys of other facts, the nearest by meaning, then the newest.
+    vegetarian"). So the answer has the nearest facts by meaning, marked as weak, and the keys of the newest others.
     """
     newest = yield from memory._newest(_NAMED_MAX)
-    keys = [*dict.fromkeys(item.key for item in [*nearest, *newest])][:_NAMED_MAX]
-    if not keys:
+    shown = {item.key for item in nearest}
+    keys = [item.key for item in newest if item.key not in shown]
+    if not (nearest or keys):
         return "nothing is remembered yet"
-    answer = "nothing is remembered about this"
+    lines = ["nothing is remembered about this"]
+    for item in nearest:
+        weak = _line(item, is_weak=True)
+        if count("\n".join([*lines, weak])) > most:
+            break
+        lines.append(weak)
     while keys:
-        named = f"{answer}. Other facts have these keys; search for one if it may help: {', '.join(keys)}"
-        if count(named) <= most:
-            return named
+        named = f"other facts have these keys; search for one if it may help: {', '.join(keys)}"
+        if count("\n".join([*lines, named])) <= most:
+            return "\n".join([*lines, named])
         keys.pop()
-    return answer
+    return "\n".join(lines)
+
+
+def _line(item: Item, *, is_weak: bool) -> str:
+    match = {"match": "weak"} if is_weak else {}
+    return text_of({"key": item.key, "value": item.value, "saved": item.at.date(), **match})
 
 
 def _flow(method: Any, *args: Any, **options: Any) -> Flow[Any]:

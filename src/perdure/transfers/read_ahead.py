@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from queue import SimpleQueue
-from threading import Semaphore, Thread
+from threading import Semaphore, Thread, current_thread
 from typing import Any, Self
 
 from perdure.errors import Unavailable
@@ -54,7 +54,8 @@ class ReadAhead:
     def __exit__(self, *_: object) -> None:
         self._stopped = True
         self._room.release()
-        self._thread.join()
+        if self._thread is not current_thread():  # the garbage collector may drop the writing program on any thread
+            self._thread.join()
 
     def __iter__(self) -> Self:
         return self
