@@ -26,7 +26,7 @@ LONG_S = 60.0  # longer than any test: an offer ends because it is taken or with
 @pytest.fixture
 def long_offers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inflight, "_OFFER_S", LONG_S)
-    monkeypatch.setattr(inflight, "_ENDS_S", 1.0)
+    monkeypatch.setattr(inflight, "_ENDS_S", LONG_S)
 
 
 @contextmanager
