@@ -22,7 +22,6 @@ from bench.measure import Row, Run, seconds
 from perdure.testing.postgres_server import PostgresServer
 
 SIZES = (1, 10_000, 100_000)
-POSTGRES_SIZES = (1, 10_000)
 RATE, RATE_S = 1000, 10
 BAR = 3.0  # how much longer a call may take in the largest store than with one thread
 _SAVERS, _ROUNDS = 64, 200
@@ -44,9 +43,9 @@ def scale(run: Run) -> list[Row]:
     rounds = run.count(_ROUNDS, 5)
     rows: list[Row] = []
     with PostgresServer(fsync=True) as server:
-        for name, sizes in (("SQLite", SIZES), ("PostgreSQL", POSTGRES_SIZES)):
+        for name in ("SQLite", "PostgreSQL"):
             first: Figures | None = None
-            for size in sizes:
+            for size in SIZES:
                 url = str(run.folder / f"{size}.db") if name == "SQLite" else server.create_database(f"scale{size}")
                 figures = measured(url, run.count(size, min(size, 20)), rounds)
                 rows += _rows(name, size, figures, first)
