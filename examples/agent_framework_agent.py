@@ -1,4 +1,4 @@
-"""Make an agent of the Microsoft Agent Framework durable: killed after it paid, the same line goes on, and pays once.
+"""Make an agent of the Microsoft Agent Framework durable: killed after it paid, the same line resumes and pays once.
 
     python examples/agent_framework_agent.py   twice; needs, in a clone: pip install '.[agent-framework]'
 

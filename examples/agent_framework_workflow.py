@@ -1,4 +1,4 @@
-"""Keep a workflow of the Microsoft Agent Framework in a store: killed in its second executor, it goes on there.
+"""Keep a workflow of the Microsoft Agent Framework in a store: killed in its second executor, it resumes there.
 
     python examples/agent_framework_workflow.py    twice; needs, in a clone: pip install '.[agent-framework]'
 

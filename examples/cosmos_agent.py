@@ -1,8 +1,8 @@
-"""Run a LangGraph agent on Azure Cosmos DB: it is killed in the middle, and the same line goes on.
+"""Run a LangGraph agent on Azure Cosmos DB: it is killed in the middle, and the same line resumes it.
 
     export COSMOS_ENDPOINT=https://….documents.azure.com COSMOS_KEY=…
     python examples/cosmos_agent.py        # dies while it looks for a hotel
-    python examples/cosmos_agent.py        # goes on there: the flight is not looked up again
+    python examples/cosmos_agent.py        # resumes there: the flight is not looked up again
 
 Functions stand in for tools. Needs the extra `cosmos`. It creates the database `perdure-example` in the account.
 """

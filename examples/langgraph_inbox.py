@@ -1,4 +1,4 @@
-"""Answer an `interrupt()` of a LangGraph graph from outside: the worker that resumes it is killed, and another goes on.
+"""Answer an `interrupt()` of a LangGraph graph from outside: a worker that resumes it is killed, and another continues.
 
     python examples/langgraph_inbox.py        needs, in a clone: pip install '.[langgraph]'
 

@@ -1,4 +1,4 @@
-"""Make an agent of the OpenAI Agents SDK durable: killed after it paid, the same line goes on, and pays nothing twice.
+"""Make an agent of the OpenAI Agents SDK durable: killed after it paid, the same line resumes it, and pays once.
 
     python examples/openai_agents_agent.py     twice; needs, in a clone: pip install '.[openai-agents]'
 

@@ -1,4 +1,4 @@
-"""Make an agent of Pydantic AI durable: killed after it paid, the same line goes on, and nothing is paid twice.
+"""Make an agent of Pydantic AI durable: killed after it paid, the same line resumes it, and pays once.
 
     python examples/pydantic_ai_agent.py       twice; needs, in a clone: pip install '.[pydantic-ai]'
 

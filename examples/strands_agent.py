@@ -1,4 +1,4 @@
-"""Make an agent of Strands durable: killed after it paid, the same line goes on, and pays once.
+"""Make an agent of Strands durable: killed after it paid, the same line resumes it, and pays once.
 
     python examples/strands_agent.py   twice; needs, in a clone: pip install '.[strands]'
 

@@ -1,7 +1,7 @@
-"""Run a team that is killed in the middle of its work, was cut while it worked, and goes on.
+"""Run a team that is killed in the middle of its work, was cut while it worked, and resumes.
 
     python examples/team.py        # works, takes a cut, and is killed
-    python examples/team.py        # goes on; then goes back to the cut, and does it again
+    python examples/team.py        # resumes; then goes back to the cut, and does it again
 
 It keeps everything in team.db in the current directory. Delete that file to start over.
 """

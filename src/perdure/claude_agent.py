@@ -72,8 +72,8 @@ class PerdureSessionStore(SessionStore):
         return None if newest is None else list(newest.state["entries"])
 
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
-        found = await self._list({"claude_project": project_key, "claude_subpath": ""})
-        return [{"session_id": info.metadata["claude_session"], "mtime": _ms(info.updated_at)} for info in found]
+        sessions = await self._list({"claude_project": project_key, "claude_subpath": ""})
+        return [{"session_id": info.metadata["claude_session"], "mtime": _ms(info.updated_at)} for info in sessions]
 
     async def list_session_summaries(self, project_key: str) -> list[SessionSummaryEntry]:
         summaries: list[SessionSummaryEntry] = []
@@ -85,8 +85,8 @@ class PerdureSessionStore(SessionStore):
         return summaries
 
     async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
-        found = await self._list(_session(key))
-        return [info.metadata["claude_subpath"] for info in found if info.metadata["claude_subpath"]]
+        subkeys = await self._list(_session(key))
+        return [info.metadata["claude_subpath"] for info in subkeys if info.metadata["claude_subpath"]]
 
     async def delete(self, key: SessionKey) -> None:
         """Delete a transcript. With that of a session go those of its subagents."""

@@ -60,7 +60,7 @@ def test_a_team_is_explained_drawn_and_moved(tmp_path: Path, capsys: pytest.Capt
     assert len(picture.findall("{http://www.w3.org/2000/svg}rect")) == 4
     run("team", "diagram", "research", "--output", str(tmp_path / "team.svg"))
     assert (tmp_path / "team.svg").read_text().startswith("<svg")
-    assert run("team", "move", "research", "writer", "--to", west) == "writer goes on in store west\n"
+    assert run("team", "move", "research", "writer", "--to", west) == "writer continues in store west\n"
     with perdure.open(west) as store:
         assert [member.name for member in store.team("research").members()] == ["reader", "writer"]
         assert store.thread("run:research/writer").load().state == {"last": 1}

@@ -171,8 +171,8 @@ class PerdureMemoryService(BaseMemoryService):
                 await memory.aput(event.id, event.model_dump(mode="json", exclude_none=True), text=" ".join(texts))
 
     async def search_memory(self, *, app_name: str, user_id: str, query: str) -> SearchMemoryResponse:
-        found = await self._store.memory("adk", app_name, user_id).asearch(query)
-        events = [Event.model_validate(item.value) for item in found]
+        items = await self._store.memory("adk", app_name, user_id).asearch(query)
+        events = [Event.model_validate(item.value) for item in items]
         return SearchMemoryResponse(
             memories=[
                 MemoryEntry(

@@ -25,7 +25,7 @@ def recover(cli: Invocation, store: Store, team: str, member: str, turn: int) ->
     """
     falls = store.team(team).rewind(member, turn=turn, dry_run=True).falls
     if not falls:
-        cli.message("nobody goes back")
+        cli.message("no member goes back")
     for fall in falls:
         cli.result(str(fall), {"member": fall.member, "from_turn": fall.from_turn, "to_turn": fall.to_turn})
 
@@ -45,7 +45,7 @@ def move(cli: Invocation, store: Store, team: str, member: str, url: str) -> Non
     with store._open(url, tenant=store._context.tenant_name, create=False) as other:
         linked, there = linked_already(store.team(team), other.team(team))
         linked.move(member, there)
-    cli.result(f"{member} goes on in store {there}", {"team": team, "member": member, "store": there})
+    cli.result(f"{member} continues in store {there}", {"team": team, "member": member, "store": there})
 
 
 @command(

@@ -138,10 +138,12 @@ def dead(
 
 
 def _with_key(letters: list[DeadLetter], key: str) -> DeadLetter:
-    found = [letter for letter in letters if letter.key.startswith(key)]
-    if len(found) != 1:
-        raise NotFound(f"{plural(len(found), 'dead letter')} with a key that begins with {key!r}: `perdure team dead`")
-    return found[0]
+    matching = [letter for letter in letters if letter.key.startswith(key)]
+    if len(matching) != 1:
+        raise NotFound(
+            f"{plural(len(matching), 'dead letter')} with a key that begins with {key!r}: `perdure team dead`"
+        )
+    return matching[0]
 
 
 def _letter(letter: DeadLetter) -> dict[str, Any]:

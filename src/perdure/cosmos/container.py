@@ -96,8 +96,8 @@ class Container:
 
     def query(self, text: str, partition: str | None, **parameters: Any) -> list[Item]:
         """Return the items of a query. Without a partition, all partitions are searched."""
-        given = parameters if partition is None else {"pk": partition, **parameters}
-        listed = [{"name": f"@{name}", "value": value} for name, value in given.items()]
+        named = parameters if partition is None else {"pk": partition, **parameters}
+        listed = [{"name": f"@{name}", "value": value} for name, value in named.items()]
         where: dict[str, Any] = {"partition_key": partition} if partition is not None else {}
         with self._translated(writes=False):
             return list(
@@ -144,5 +144,7 @@ class Container:
 
     def _unknown(self, problem: str, writes: bool) -> PerdureError:
         if writes:
-            return OutcomeUnknown(f"{problem} while writing to {self}: it may or may not be written; load, then go on")
+            return OutcomeUnknown(
+                f"{problem} while writing to {self}: it may or may not be written; load, then continue"
+            )
         return Unavailable(f"{problem} while reading {self}: try again")

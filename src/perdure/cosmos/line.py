@@ -1,7 +1,7 @@
 """One line of a thread as items of a Cosmos DB container: what `threads.lines` is on SQL, for a checkpointer.
 
 A checkpoint is an item whose id is its number in the line, and whose body is a link of a chain (`log.chains`). Creating
-the item is the compare-and-swap: of two writers of one number one is refused, reads the new end, and goes on there.
+the item is the compare-and-swap: of two writers of one number one is refused, reads the new end, and continues there.
 Deletions remove the oldest items first. So a chain without its start was deleted or has expired, and counts as gone.
 """
 

@@ -153,9 +153,9 @@ class CosmosLines:
     def _index(self, thread: str | None = None, **filters: Any) -> list[Item]:
         """Return the numbers of checkpoints, the greatest id first. If an id was saved twice, the last one counts."""
         where = {"tenant": self._tenant} if thread is None else {"pk": self._partition(thread)}
-        given = where | {name: value for name, value in filters.items() if value is not None}
-        text = _INDEX + "".join(_FILTERS[name] for name in given)
-        rows = self._container.query(text, given.pop("pk", None), **given)
+        named = where | {name: value for name, value in filters.items() if value is not None}
+        text = _INDEX + "".join(_FILTERS[name] for name in named)
+        rows = self._container.query(text, named.pop("pk", None), **named)
         last = {(row["pk"], row["ns"], row["checkpoint"]): row for row in sorted(rows, key=itemgetter("n"))}
         return sorted(last.values(), key=itemgetter("checkpoint", "pk", "ns"), reverse=True)
 

@@ -1,6 +1,6 @@
 """From when on a store knows everything that there was: triggers write down until when a deleted row was current.
 
-They see every deletion, whoever makes it: retention, erasing, a restore, a move to another store.
+They see every deletion, of any cause: retention, erasing, a restore, a move to another store.
 """
 
 from __future__ import annotations

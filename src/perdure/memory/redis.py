@@ -17,7 +17,7 @@ from perdure.memory.policies import check_number
 if TYPE_CHECKING:
     from redis import Redis
 
-# Replaces the value if nobody has changed it meanwhile. An absent key is "".
+# Replaces the value if it has not changed meanwhile. An absent key is "".
 _REPLACE = """
 local now = redis.call('GET', KEYS[1]) or ''
 if now ~= ARGV[1] then return 0 end

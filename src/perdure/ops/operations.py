@@ -193,7 +193,7 @@ class Operations(Handle):
 
         `place` is a path or an object's URL (`s3://bucket/name`) where nothing exists yet. The file is an SQLite store,
         even if this one is on PostgreSQL. Encrypted data stays encrypted. With `retain_until`, an object in S3 is
-        locked: nobody can delete or replace it before (extra `object-lock`). `progress` is called with (done, total)
+        locked: it cannot be deleted or replaced before (extra `object-lock`). `progress` is called with (done, total)
         bytes or rows.
         """
         from perdure.transfers.backup import backup

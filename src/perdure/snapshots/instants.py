@@ -244,7 +244,7 @@ class Instant(Handle):
         for name in names:
             row = drive(copy._context.driver, read(partial(find_thread, tenant, name)))
             copy._run(write(partial(cut_thread, tenant, row, self._at)))
-            copy._run(drop_of_thread(tenant, row.thread))  # tasks of graphs: they go on with the store's thread
+            copy._run(drop_of_thread(tenant, row.thread))  # tasks of graphs continue with the store's thread
             self._known.add(name)
 
     def _bring_run(self, id: str) -> Run:

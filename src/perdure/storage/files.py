@@ -40,7 +40,7 @@ def replacing(target: Path, draft: Path, file: IO[bytes]) -> Iterator[IO[bytes]]
 
 
 def share_like(descriptor: int, store: str) -> None:
-    """Give a new file beside a store the store's owner, group and mode: whoever may use the store may use the file."""
+    """Give a new file beside a store the store's owner, group and mode. The users of the store may use the file."""
     try:
         status = os.stat(store)
     except FileNotFoundError:

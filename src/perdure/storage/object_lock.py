@@ -1,4 +1,4 @@
-"""Object lock: an object in S3 that nobody can delete or replace before a date, not even the owner of the account.
+"""Object lock: an object in S3 that cannot be deleted or replaced before a date, not even by the account's owner.
 
 obstore cannot send S3's headers for it, so botocore does. Both read the same credentials and the same endpoint. GCS and
 Azure have such locks under other APIs, which are not used here: set a retention policy on the bucket there.

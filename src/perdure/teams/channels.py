@@ -316,7 +316,7 @@ def _checked_sender(
 def _arrive(
     place: TeamPlace, source: str, moving: MovingMember, runs: Mapping[str, RunRow], state: PreparedSave, now: int
 ) -> Steps:
-    """Let a member go on here."""
+    """Let a member continue here."""
     row = runs.get(moving.id)
     if not moving.id.startswith(f"{place.team}/"):
         raise BatchRefused(f"store {source!r} sends {moving.id!r}, which is no member of team {place.team!r}")

@@ -78,7 +78,7 @@ def _induced(facts: TeamFacts) -> str:
     ) else "Between these stores, batches carry the number of the cut: any store may begin one."  # fmt: skip
     return (
         "3. Communication-induced (BCS). Messages carry the number of the sender's newest save, and the receiver saves "
-        "first if its own is lower. Saves of one number are consistent, so no domino falls and nobody coordinates.\n"
+        "first if its own is lower. Saves of one number are consistent, so no domino falls, without a coordinator.\n"
         f"   It costs forced saves: up to one by each member for each save. {who}"
     )
 

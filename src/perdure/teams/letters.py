@@ -142,9 +142,9 @@ def dead(ctx: StoreContext, team: str, name: str | None) -> Flow[list[DeadLetter
     """Return the dead letters of a team, or of one member, the oldest first."""
     tenant, root = yield from find_team(ctx, team)
     run_id = None if name is None else f"{team}/{name}"
-    found = yield from fetch(_DEAD, tenant=tenant, root=root.run, id=run_id)
+    rows = yield from fetch(_DEAD, tenant=tenant, root=root.run, id=run_id)
     letters = []
-    for value, header, run, key, receiver, sender, at in found:
+    for value, header, run, key, receiver, sender, at in rows:
         about = orjson.loads(header) if header else {}
         letters.append(
             DeadLetter(

@@ -255,8 +255,8 @@ def list_teams(ctx: StoreContext) -> Flow[list[TeamInfo]]:
 def list_members(ctx: StoreContext, team: str) -> Flow[list[MemberInfo]]:
     """Return the members of a team in the order they joined."""
     tenant, root = yield from find_team(ctx, team)
-    found = yield from fetch(_MEMBERS, tenant=tenant, root=root.run)
-    return [_info(RunRow._make(row[:-2]), int(row[-2]), int(row[-1])) for row in found]
+    rows = yield from fetch(_MEMBERS, tenant=tenant, root=root.run)
+    return [_info(RunRow._make(row[:-2]), int(row[-2]), int(row[-1])) for row in rows]
 
 
 def _info(row: RunRow, waiting: int, dead: int) -> MemberInfo:
@@ -269,8 +269,8 @@ def _info(row: RunRow, waiting: int, dead: int) -> MemberInfo:
 
 def member_rows(tenant: int, root: int) -> Generator[Batch, list[Rows], list[RunRow]]:
     """Return the rows of a team's members, by their numbers."""
-    [found] = yield Batch(_MEMBERS(tenant=tenant, root=root))
-    return [RunRow._make(row[:-2]) for row in found]
+    [rows] = yield Batch(_MEMBERS(tenant=tenant, root=root))
+    return [RunRow._make(row[:-2]) for row in rows]
 
 
 def declare(fn: Callable[..., Any], team: str, name: str, options: AgentOptions) -> DurableSpec:

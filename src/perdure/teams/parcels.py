@@ -36,7 +36,7 @@ class Letter(msgspec.Struct, frozen=True, array_like=True, tag="letter"):
 
 
 class MovingMember(msgspec.Struct, frozen=True, array_like=True, tag="member"):
-    """A member that goes on in the other store, between two of its turns."""
+    """A member that continues in the other store, between two of its turns."""
 
     id: str
     function: str
@@ -88,7 +88,7 @@ def decode_batch(data: bytes, team: str, store: str, secret_of: Callable[[str], 
     if secret is None:
         raise BatchRefused(f"store {batch.source!r} is not linked with this one in team {team!r}")
     if not hmac.compare_digest(blake3(text, key=secret).digest(), signature):
-        raise BatchRefused(f"the batch is not signed by store {batch.source!r}: somebody else sent it, or changed it")
+        raise BatchRefused(f"the batch is not signed by store {batch.source!r}: another sender made it, or changed it")
     return batch
 
 

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from perdure.teams.team import Team
 
 _PAUSE_S, _PATIENCE = 0.05, 200  # for the end of a turn
-_INCOMPLETE_US = 24 * 3600 * 1_000_000  # how long a part of a cut is kept that nobody completes
+_INCOMPLETE_US = 24 * 3600 * 1_000_000  # how long an incomplete part of a cut is kept
 _PART = Sql("SELECT store, era, cut, restoring FROM team_store WHERE tenant = :tenant AND team = :team")
 _LOCK_PART = Sql("SELECT 1 FROM team_store WHERE tenant = :tenant AND team = :team {for_update}")
 _JOIN = Sql(
@@ -288,7 +288,7 @@ class Post(Handle):
         return (yield from write(partial(_begin_restore, place, view)))
 
     def end_restore(self, view: TeamView, snapshot: Snapshot) -> Flow[None]:
-        """Put marks and outbox back to a snapshot, and go on in the new era."""
+        """Put marks and outbox back to a snapshot, and continue in the new era."""
         place = yield from self.place()
         yield from write(partial(_end_restore, place, view, snapshot._row.epoch))
 
@@ -306,10 +306,10 @@ class Post(Handle):
                 break
             yield from sleep(_PAUSE_S)
         yield from self.unpark(run_id)
-        raise Conflict(f"member {run_id!r} is in the middle of a turn, and goes on: try again when it has ended")
+        raise Conflict(f"member {run_id!r} is in the middle of a turn, and continues: try again when it has ended")
 
     def unpark(self, run_id: str) -> Flow[None]:
-        """Let a parked member go on."""
+        """Let a parked member continue."""
         yield from request(self._context, run_id, "resume")
 
     def send_member(self, run_id: str, to: str) -> Flow[None]:
@@ -395,7 +395,7 @@ def _send_member(place: TeamPlace, run_id: str, to: str, state: bytes, record: i
     thread = yield from try_thread(place.tenant, thread_name(run_id))
     row = RunRow._make(locked[0])
     if row.turn is None or row.status != "paused":
-        raise Conflict(f"member {run_id!r} went on or moved meanwhile: nothing was done")
+        raise Conflict(f"member {run_id!r} continued or moved meanwhile: nothing was done")
     if thread is None or thread.head != record:
         return False  # its state was changed meanwhile: read it again
     while (yield from channels.pack_into(place, member, to, channels.PACKED_MAX)):

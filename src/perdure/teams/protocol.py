@@ -176,7 +176,7 @@ class Member:
         return accepted
 
     def _parted(self, batch: PeerBatch, acked_link: bytes | None) -> Parted | None:
-        """Return why the two stores cannot go on with each other, if they cannot."""
+        """Return why the two stores cannot continue with each other, or None if they can."""
         marks, peer = self._marks(batch.source), batch.source
         backup = "was it restored from an old backup? Restore the team to a cut that both have"
         if batch.ack > marks.sent:

@@ -77,10 +77,10 @@ class TeamSnapshot(Handle):
         past = self.snapshot.store._context
 
         def look() -> Program[Rows]:
-            [found] = yield Batch(_IN_FLIGHT(tenant=tenant, team=self.team), last=True)
-            return found
+            [rows] = yield Batch(_IN_FLIGHT(tenant=tenant, team=self.team), last=True)
+            return rows
 
-        found = yield from read_at(past, look)
+        rows = yield from read_at(past, look)
         return [
             MessageInFlight(
                 None if sender is None else sender.removeprefix(f"{self.team}/"),
@@ -91,7 +91,7 @@ class TeamSnapshot(Handle):
                 topic.startswith("call:"),
                 moment(at),
             )
-            for value, _, key, receiver, sender, sent_turn, topic, at in found
+            for value, _, key, receiver, sender, sent_turn, topic, at in rows
         ]
 
     @blocking

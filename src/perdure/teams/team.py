@@ -292,10 +292,10 @@ class Team(Handle):
     def _find(self, snapshot: TeamSnapshot | Snapshot | str) -> Flow[Snapshot]:
         if isinstance(snapshot, str):
             return (yield from find_snapshot(self._whole, snapshot))
-        found = snapshot.snapshot if isinstance(snapshot, TeamSnapshot) else snapshot
-        if found._context.driver is not self._context.driver:
+        stored = snapshot.snapshot if isinstance(snapshot, TeamSnapshot) else snapshot
+        if stored._context.driver is not self._context.driver:
             raise UsageError("this snapshot belongs to another store: restore it there")
-        return Snapshot(self._whole, found._row)
+        return Snapshot(self._whole, stored._row)
 
     @blocking
     def get_snapshot(self, name: str) -> Flow[TeamSnapshot]:

@@ -96,7 +96,7 @@ class ForkServer:
         self._process.communicate(timeout=30)
 
     def _end_child(self) -> None:
-        """Kill a child whose end nobody has read: it may wait for a test that has failed."""
+        """Kill a child whose end was not read. It may wait for a test that has failed."""
         child, self._child = self._child, None
         if child is not None and not child._ended:
             with suppress(RuntimeError):  # the child has failed by itself, or the fork server has been killed

@@ -126,7 +126,7 @@ def _write_json(write: Write) -> dict[str, Any]:
 def _open_interrupts(writes: list[dict[str, Any]], done: set[Any]) -> list[dict[str, Any]]:
     """Return the interrupts of tasks without output, each once: the caller of a task raises its interrupt again."""
     interrupts: dict[str, dict[str, Any]] = {}
-    given = {
+    answers = {
         one["id"]: {name: one[name] for name in ("value", "who", "at")}
         for write in writes
         if write["channel"] == ANSWERED
@@ -136,7 +136,7 @@ def _open_interrupts(writes: list[dict[str, Any]], done: set[Any]) -> list[dict[
         if write["channel"] == _INTERRUPT and write["task"] not in done:
             for item in write["value"] if isinstance(write["value"], list) else [write["value"]]:
                 raised = item if isinstance(item, dict) else {"value": item}
-                shown = {"id": raised.get("id"), "value": raised.get("value"), "answer": given.get(raised.get("id"))}
+                shown = {"id": raised.get("id"), "value": raised.get("value"), "answer": answers.get(raised.get("id"))}
                 interrupts.setdefault(str(raised.get("id")), shown)
     return list(interrupts.values())
 

@@ -42,8 +42,8 @@ async def compare(view: PageView) -> dict[str, Any]:
 
 
 def _changes(view: PageView, before: Any, after: Any) -> dict[str, Any] | None:
-    found = perdure.compare(values.plain(before, reveal=True), values.plain(after, reveal=True))
-    return view.changes(found, _CHANGES_MAX) if found else None
+    changes = perdure.compare(values.plain(before, reveal=True), values.plain(after, reveal=True))
+    return view.changes(changes, _CHANGES_MAX) if changes else None
 
 
 # --- runs
@@ -88,18 +88,18 @@ def _step(view: PageView, step: Step | None) -> dict[str, Any] | None:
 async def _values(run: Run) -> dict[str, Any]:
     """Return what two runs are compared by besides their steps. A text in parentheses says why a value is missing."""
     reads = {"Arguments": run.aarguments(raw=True), "Result": run.aoutcome(raw=True), "State": run.astate_at()}
-    found: dict[str, Any] = {}
+    values_of: dict[str, Any] = {}
     for title, reading in reads.items():
         try:
-            found[title] = await reading
+            values_of[title] = await reading
         except PerdureError as error:  # pruned, erased or damaged
-            found[title] = f"({error})"
-    ended = found["Result"]
+            values_of[title] = f"({error})"
+    ended = values_of["Result"]
     if not isinstance(ended, str):
-        found["Result"] = "(no result yet)" if ended is None else ended.error or ended.result
-    if found["State"] is None:
-        found["State"] = "(no state)"
-    return found
+        values_of["Result"] = "(no result yet)" if ended is None else ended.error or ended.result
+    if values_of["State"] is None:
+        values_of["State"] = "(no state)"
+    return values_of
 
 
 # --- threads

@@ -48,12 +48,12 @@ async def _items(view: PageView, here: Memory, asked: str) -> tuple[list[Item], 
     skip, kind = view.number("offset", 0), view.query.get("kind", "").strip() or None
     try:
         if asked:
-            found = await here.asearch(asked, limit=_PAGE + 1, offset=skip, kind=kind, explain=True)
+            items = await here.asearch(asked, limit=_PAGE + 1, offset=skip, kind=kind, explain=True)
         else:
-            found = await here.alist(limit=_PAGE + 1, offset=skip, kind=kind)
+            items = await here.alist(limit=_PAGE + 1, offset=skip, kind=kind)
     except ExtraMissing as error:
         return [], None, str(error)
-    return found[:_PAGE], skip + _PAGE if len(found) > _PAGE else None, ""
+    return items[:_PAGE], skip + _PAGE if len(items) > _PAGE else None, ""
 
 
 async def _chosen(view: PageView) -> dict[str, Any] | None:

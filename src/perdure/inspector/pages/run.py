@@ -232,8 +232,8 @@ async def _retries(handle: Run, shown: _Steps) -> list[dict[str, Any]]:
 
 async def _hits(view: PageView, handle: Run) -> list[dict[str, Any]]:
     text = view.query.get("find", "").strip()
-    found = await handle.afind_step(text, limit=_HITS_MAX) if text else []
-    return [pick(one, "number path name status") for one in found]
+    steps = await handle.afind_step(text, limit=_HITS_MAX) if text else []
+    return [pick(one, "number path name status") for one in steps]
 
 
 async def _chosen(view: PageView, handle: Run, shown: _Steps) -> dict[str, Any] | None:
@@ -290,8 +290,8 @@ async def fork(view: PageView, fields: Fields) -> Confirmation:
         raise UsageError("choose the keys of effects: new, or same")
 
     async def do() -> str:
-        made = await view.store.afork(run, at=step, id=name, keys=keys, who=view.who)
-        return f"Forked as {made.id}. A worker continues it."
+        forked = await view.store.afork(run, at=step, id=name, keys=keys, who=view.who)
+        return f"Forked as {forked.id}. A worker continues it."
 
     text = (
         f"The new run shares everything up to step {step}, and a worker continues it from there. {run} stays as it is. "

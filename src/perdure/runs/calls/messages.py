@@ -195,19 +195,21 @@ def receivers(execution: Execution, targets: Sequence[str]) -> Operation[list[tu
         ids = sorted({name for pair in names.values() for name in pair})
         rows = yield from read(partial(_find_all, execution.tenant, ids))
         for target, pair in names.items():
-            found = next((rows[name] for name in pair if name in rows), None)
-            if found is None:
+            receiver = next((rows[name] for name in pair if name in rows), None)
+            if receiver is None:
                 raise NotFound(f"there is no member {target!r} in team {team!r}, and no run of that id")
-            if found.row.turn is not None and found.row.root != execution.row.root:
+            if receiver.row.turn is not None and receiver.row.root != execution.row.root:
                 raise UsageError(f"{target!r} is a member of another team: only its own team sends to it")
-            known[target] = found, found.row.id
+            known[target] = receiver, receiver.row.id
     return [known[target] for target in targets]
 
 
 def runs_of_ids(execution: Execution, ids: Sequence[str]) -> Operation[dict[str, Receiver]]:
     """Return the runs with these ids that a member may answer, by id. Those that are gone are left out."""
-    found = (yield from read(partial(_find_all, execution.tenant, sorted(set(ids))))) if ids else {}
-    return {run_id: one for run_id, one in found.items() if one.row.turn is None or one.row.root == execution.row.root}
+    receivers = (yield from read(partial(_find_all, execution.tenant, sorted(set(ids))))) if ids else {}
+    return {
+        run_id: one for run_id, one in receivers.items() if one.row.turn is None or one.row.root == execution.row.root
+    }
 
 
 class Receiver(NamedTuple):
@@ -220,11 +222,11 @@ class Receiver(NamedTuple):
 def _find_all(tenant: int, ids: list[str]) -> Program[dict[str, Receiver]]:
     answers = yield Batch(*(BY_ID(tenant=tenant, id=name) for name in ids))
     rows = [RunRow._make(row) for answer in answers for row in answer]
-    found = {}
+    receivers = {}
     for row in rows:
         capacity = (yield from capacity_of(tenant, row)) if row.turn is not None else None
-        found[row.id] = Receiver(row, capacity)
-    return found
+        receivers[row.id] = Receiver(row, capacity)
+    return receivers
 
 
 def call_operation(

@@ -124,8 +124,8 @@ class Follower:
             yield from sleep(_RUNNING_PAUSE_S if row.status == "running" else next(self._pauses, _PAUSES_S[-1]))
 
     def _chunks(self) -> Flow[list[Chunk]]:
-        found = yield from chunks_after(self._tenant, self._run, self._cursor.fence, self._cursor.upto)
-        return [chunk for chunk in found if chunk.path not in self._ended] if self._ended else found
+        chunks = yield from chunks_after(self._tenant, self._run, self._cursor.fence, self._cursor.upto)
+        return [chunk for chunk in chunks if chunk.path not in self._ended] if self._ended else chunks
 
     def _row_and_entries(self) -> Program[tuple[RunRow | None, list[Recorded]]]:
         entries = journal.entries_after(self._tenant, self._run, self._cursor.floor)

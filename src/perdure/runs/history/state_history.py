@@ -46,9 +46,9 @@ def _checkpoint_before(tenant: int, row: RunRow, step: Any) -> Flow[int | None]:
         params = {"tenant": tenant, "run": row.run, "since": row.since, "last": last, "limit": _PAGE}
         rows = yield from fetch(_BACKWARDS, **params)
         for seq, kind, body in rows:
-            found = Recorded(row.run, seq, kind, unpack(body))
-            leads = "." not in found.entry.path if place is None else _leads(found.entry.path, place)
-            if leads and (checkpoint := _newest([found])) is not None:
+            recorded = Recorded(row.run, seq, kind, unpack(body))
+            leads = "." not in recorded.entry.path if place is None else _leads(recorded.entry.path, place)
+            if leads and (checkpoint := _newest([recorded])) is not None:
                 return checkpoint
         if len(rows) < _PAGE:
             return None

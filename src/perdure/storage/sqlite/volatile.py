@@ -124,10 +124,10 @@ class VolatileFile:
         if self._target.in_memory:
             return 0
         try:
-            found = os.lstat(self._target.path)
+            status = os.lstat(self._target.path)
         except OSError:
             return 0
-        return found.st_ino if stat.S_ISREG(found.st_mode) else 0
+        return status.st_ino if stat.S_ISREG(status.st_mode) else 0
 
     def _open(self) -> apsw.Connection:
         with _opening:  # closing a new file's descriptor would drop the locks of other connections to it
