@@ -86,19 +86,26 @@ def chat(saver: PerdureSaver) -> Any:
 @pytest.mark.parametrize("way", ["blocking", "async"])
 async def test_a_turn_is_two_commits(saver: PerdureSaver, way: str) -> None:
     """The input, what its task has written, and the checkpoint made of that; then the answer and its checkpoint. On an
-    event loop the input is stored by itself."""
-    graph, config = chat(saver), config_of("chat")
+    event loop the input is stored by itself, as it is where the thread that stores it starts late."""
+    graph = chat(saver)
     put(saver, "another", {"n": 1})  # the tenant is there
     made = commits(saver)
-    for turn in range(3):
-        asked = {"messages": [("human", f"question {turn}")]}
-        if way == "async":
-            await graph.ainvoke(asked, config)
-        else:
-            graph.invoke(asked, config)
-    assert made == ["append"] * (9 if way == "async" else 7)
-    assert len(graph.get_state(config).values["messages"]) == 6
-    assert [len(found.pending_writes or []) for found in saver.list(config)] == [0, 1, 2] * 3
+    counts = []
+    for number in range(1 if way == "async" else 5):
+        config = config_of(f"chat-{number}")
+        for turn in range(3):
+            asked = {"messages": [("human", f"question {turn}")]}
+            if way == "async":
+                await graph.ainvoke(asked, config)
+            else:
+                graph.invoke(asked, config)
+        assert set(made) == {"append"}
+        counts.append(len(made))
+        made.clear()
+        assert len(graph.get_state(config).values["messages"]) == 6
+        assert [len(found.pending_writes or []) for found in saver.list(config)] == [0, 1, 2] * 3
+    assert min(counts) == (9 if way == "async" else 7)
+    assert max(counts) <= 9
     assert saver.store.ops.verify().ok
 
 
