@@ -35,13 +35,13 @@ USES = {
     "otel": "import perdure; perdure.ops.metrics.otel().close()",
     "mcp": "from mcp.server import MCPServer; import perdure.memory.segments",
     "object-lock": "from perdure.storage.object_lock import _client; _client()",
-    "redis": "from perdure.memory.redis import RedisPad; RedisPad(None, 'a')",
+    "redis": "from perdure.memory import RedisPad; RedisPad(None, 'a')",
     "sql": "import perdure; from perdure.forensics import sql; sql(perdure.open(':memory:'), 'SELECT 1')",
     "qdrant": "from perdure.memory.qdrant import QdrantIndex; QdrantIndex(None)",
     "s3": "from perdure.storage.objects import open_objects; open_objects('s3://bucket/prefix')",
     "schema": "from perdure.runs.functions.schemas import check_answer; check_answer(1, {'type': 'integer'})",
     "search": "import perdure; perdure.open('agent.db', embedder='local').memory('a').search('x')",
-    "tokens": "from perdure.memory.tokens import estimate, token_counter; assert token_counter() is not estimate",
+    "tokens": "from perdure.agents.tokens import estimate, token_counter; assert token_counter() is not estimate",
 }
 APART = {"crewai"}  # has an environment of its own: tests/frameworks/test_crewai.py
 NO_ERROR = {"tokens", "mcp"}  # tokens are estimated then; the command says it: bare_commands.py

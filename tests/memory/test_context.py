@@ -13,10 +13,10 @@ from langchain_core.messages import convert_to_messages
 from soak import examples
 
 from perdure.agents import Progress
+from perdure.agents.tokens import estimate
 from perdure.errors import UsageError
 from perdure.memory import Context, Item, Prompt, Transcript, token_counter
-from perdure.memory.context import SHARES
-from perdure.memory.tokens import estimate
+from perdure.working_memory.context import SHARES
 
 NOW = datetime(2026, 11, 17, tzinfo=UTC)
 

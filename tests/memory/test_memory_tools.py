@@ -12,7 +12,7 @@ from bench.memory_search import memory_search
 
 import perdure
 from perdure import UsageError
-from perdure.memory.tokens import token_counter
+from perdure.agents.tokens import token_counter
 
 
 def call(id: str, name: str, **arguments: Any) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def test_an_observation_longer_than_the_budget_is_masked_at_once() -> None:
 
 
 def test_of_masked_texts_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.memory.scratchpad.ORIGINALS_CHARACTERS_MAX", 5000)
+    monkeypatch.setattr("perdure.working_memory.scratchpad.ORIGINALS_CHARACTERS_MAX", 5000)
     pad = pad_of(400)
     numbers = [pad.add("observation", f"{n} " + "x " * 500) for n in range(20)]
     assert pad.full(numbers[-1]).startswith("19 ")
@@ -128,7 +128,7 @@ def test_never_over_the_budget_and_no_decision_is_lost(entries: list[tuple[str, 
 
 
 def test_exact_tokens_of_the_whole_are_within_the_sum() -> None:
-    from perdure.memory.tokens import token_counter
+    from perdure.agents.tokens import token_counter
 
     pad = Scratchpad(500)
     for n in range(30):

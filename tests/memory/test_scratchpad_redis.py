@@ -15,8 +15,7 @@ from redis.retry import Retry
 
 import perdure
 from perdure.errors import Unavailable
-from perdure.memory import Scratchpad
-from perdure.memory.redis import RedisPad
+from perdure.memory import RedisPad, Scratchpad
 from perdure.testing.ports import free_port
 
 

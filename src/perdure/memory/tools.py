@@ -12,11 +12,11 @@ from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
 from perdure.agents.formats import error_text, text_of
+from perdure.agents.tokens import token_counter
 from perdure.errors import Conflict, UsageError, ValueProblem
 from perdure.memory import flows, rows
 from perdure.memory.facts import nearest, same_fact, sentence
 from perdure.memory.labels import check_key
-from perdure.memory.tokens import token_counter
 from perdure.runs.functions.specs import DurableSpec
 from perdure.storage.program import Flow
 

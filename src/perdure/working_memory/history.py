@@ -11,9 +11,9 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from perdure.agents.formats import parse, text_of
+from perdure.agents.tokens import token_counter
 from perdure.errors import UsageError
 from perdure.memory.hooks import as_step, call
-from perdure.memory.tokens import token_counter
 from perdure.storage.program import Flow, adrive, drive
 
 KEEP_LAST = 10

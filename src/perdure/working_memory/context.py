@@ -15,14 +15,14 @@ from blake3 import blake3
 
 from perdure.agents.formats import text_of
 from perdure.agents.progress_file import Progress, to_markdown
+from perdure.agents.tokens import token_counter
 from perdure.errors import NoProgress, NotFound, UsageError
-from perdure.memory.conversation import EPISODIC, Transcript
 from perdure.memory.decisions import DECISION, decision_text
-from perdure.memory.history import KEEP_LAST, SUMMARY_TOKENS, compact_history, mask, observations, total_tokens
 from perdure.memory.models import Item
 from perdure.memory.policies import check_number
-from perdure.memory.tokens import token_counter
 from perdure.values.registry import register
+from perdure.working_memory.conversation import EPISODIC, Transcript
+from perdure.working_memory.history import KEEP_LAST, SUMMARY_TOKENS, compact_history, mask, observations, total_tokens
 
 M = TypeVar("M")
 PROCEDURAL: Final = "procedural"

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 from perdure.agents.progress_file import Progress
 from perdure.errors import NotFound, UsageError
 from perdure.memory import flows, journal, maintenance, rows
-from perdure.memory.context import PROCEDURAL, Context, Prompt, assemble
-from perdure.memory.conversation import RECENT, Conversation, Strategy, Transcript
 from perdure.memory.facts import Duplicates, FactChange, changes_of, check_duplicates, known_facts, versions_of
 from perdure.memory.hooks import as_step, call, takes
 from perdure.memory.labels import check_key, path_of
@@ -33,10 +31,12 @@ from perdure.storage.twins import awaited, blocking
 from perdure.threads.context import Handle
 from perdure.values.safe_repr import shown
 from perdure.values.secrets import masked
+from perdure.working_memory.context import PROCEDURAL, Context, Prompt, assemble
+from perdure.working_memory.conversation import RECENT, Conversation, Strategy, Transcript
 
 if TYPE_CHECKING:
-    from perdure.memory.scratchpad import Scratchpad
     from perdure.ops.store import Store
+    from perdure.working_memory.scratchpad import Scratchpad
 
 BUDGET_TOKENS: Final = 8000
 CAPS: Final = {"max_bytes": 8192, "max_age": "90d"}  # the default policy of a user's facts

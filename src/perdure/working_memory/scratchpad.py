@@ -14,10 +14,10 @@ from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 from uuid import uuid4
 
+from perdure.agents.tokens import token_counter
 from perdure.errors import NoProgress, NotFound, UsageError
 from perdure.memory.hooks import as_step, call
 from perdure.memory.policies import check_number
-from perdure.memory.tokens import token_counter
 from perdure.runs.calls.recorded_values import record_once
 from perdure.runs.calls.state import state
 from perdure.runs.execution.scope import Scope, current
@@ -76,7 +76,7 @@ class Scratchpad:
     At 70 % of the budget, observations before the newest ten are masked. If that is not enough, `summarize`, a function
     from a text to a shorter one, is called for the entries before the newest ten. In a run it is a step. Without
     `summarize`, old entries are left out when the budget is used up. Decisions stay in full. `tokens` counts the tokens
-    of a text, by default as `Context` does. `backend` (`perdure.memory.redis.RedisPad`) keeps the entries outside of
+    of a text, by default as `Context` does. `backend` (`perdure.memory.RedisPad`) keeps the entries outside of
     this process, for work that is not durable.
     """
 
