@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import Damaged, ExtraMissing, UsageError
-from perdure.transfers.files import local_path
+from perdure.transfers.files import file_path, local_path, work_folder
 from perdure.values.secrets import masked
 from perdure.views.graphs import is_checkpoint, values_of
 from perdure.views.readable_values import readable
@@ -74,20 +74,22 @@ def export_parquet(
     With `query`, write its result alone: `folder` is then the path of the file. Files of these names are replaced. Only
     their owner can read them.
     """
-    place = local_path(os.fspath(folder))
     if query is None:
+        place = local_path(os.fspath(folder))
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         queries = {place / f"{name}.parquet": f"SELECT * FROM {name}" for name in TABLES}
     else:
-        queries = {place: query}
+        queries = {file_path(os.fspath(folder)): query}
     counts: dict[str, int] = {}
     for path, text in queries.items():
-        with _opened(store, text, reveal) as connection:
-            _close_doors(connection, files, path)
+        with work_folder(path) as private, _opened(store, text, reveal) as connection:
+            draft = private / path.name  # DuckDB itself would replace a file by way of a name that is not allowed
+            _close_doors(connection, files, draft)
             answer = _asked(connection, text)
-            _translated(text, partial(answer.write_parquet, str(path), compression="zstd"))
-            path.chmod(0o600)
-            [count] = connection.execute("SELECT count(*) FROM read_parquet(?)", [str(path)]).fetchone()
+            _translated(text, partial(answer.write_parquet, str(draft), compression="zstd"))
+            [count] = connection.execute("SELECT count(*) FROM read_parquet(?)", [str(draft)]).fetchone()
+            draft.chmod(0o600)
+            os.replace(draft, path)
             counts[path.name] = count
     return counts
 
