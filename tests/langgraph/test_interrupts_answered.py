@@ -249,7 +249,9 @@ def test_a_worker_resumes_the_threads_of_its_graph_with_their_configuration(save
         perdure.Worker(saver.store, graphs=[graph_of(None, two=two)])
 
 
-def test_a_graph_that_fails_is_not_resumed_until_there_is_another_answer(saver: PerdureSaver) -> None:
+def test_a_graph_that_fails_is_not_resumed_until_there_is_another_answer(
+    saver: PerdureSaver, caplog: pytest.LogCaptureFixture
+) -> None:
     tries: list[Any] = []
 
     def fails(state: Said) -> Said:
@@ -263,6 +265,7 @@ def test_a_graph_that_fails_is_not_resumed_until_there_is_another_answer(saver: 
     for _ in range(2):
         worker.run(until_idle=True)
     assert (tries, worker.counts) == (["yes"], {"failed": 1})
+    assert "the graph of thread 't' raised ValueError; correct it, and invoke it again" in caplog.text
     with pytest.raises(ValueError, match="broken"):
         graph.invoke(None, at("t"))
     assert tries == ["yes", "yes"]  # the answer is kept

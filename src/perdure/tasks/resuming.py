@@ -51,7 +51,7 @@ _DONE = Sql(
 _END = Sql(
     """UPDATE run SET owner = NULL, changed_at = {now}, keep_until = NULL, waiting = :waiting,
         status = CASE WHEN wakeup_pending = 1 THEN 'waiting' ELSE :status END,
-        wake_at = CASE WHEN wakeup_pending = 1 THEN 0 ELSE :wake_at END, wakeup_pending = 0
+        wake_at = CASE WHEN wakeup_pending = 1 THEN 0 ELSE CAST(:wake_at AS bigint) END, wakeup_pending = 0
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running'""",
     seals=WAITS,
 )

@@ -41,7 +41,7 @@ class GraphCheckpoint:
     next: list[str]  # the nodes that run next, as `graph.get_state(…).next` names them
     # The graph waits at them: {"id", "value", "answer"}. An answer is {"value", "who", "at"} or None.
     interrupts: list[dict[str, Any]]
-    pending_writes: list[dict[str, Any]]  # {"task", "node", "channel", "value"}; the node of a `Send` is None
+    pending_writes: list[dict[str, Any]]  # {"task", "node", "channel", "value"}; a functional task has no node
     namespaces: dict[str, str]  # of subgraphs, each with its newest checkpoint
     problem: str = ""  # why pending writes are left out
 
@@ -94,7 +94,8 @@ def _described(
     checkpoint: Checkpoint, lines: Sequence[LineInfo], here: LineInfo, stored: Sequence[Write], problem: str = ""
 ) -> GraphCheckpoint:
     state = checkpoint.state
-    book, writes = state[ENVELOPE], [_write_json(write) for write in stored]
+    book, pushed = state[ENVELOPE], _pushed_nodes(state)
+    writes = [_write_json(write, pushed) for write in stored]
     done = {write["task"] for write in writes if write["channel"] not in _CONTROL}
     is_newest = here.newest == checkpoint.id  # an older one is shown as it was before its nodes ran
     ran = {write.path for write in stored if write.task in done} if is_newest else set()
@@ -116,10 +117,20 @@ def _is_shown_otherwise(write: dict[str, Any]) -> bool:
     return write["channel"] in (_INTERRUPT, ANSWERED) or (write["channel"] == _RESUME and write["value"] is None)
 
 
-def _write_json(write: Write) -> dict[str, Any]:
+def _pushed_nodes(state: dict[str, Any]) -> dict[str, str]:
+    """Return the nodes that `Send` calls, by the path of their task."""
+    sends = state.get(_TASKS)
+    return {
+        f"~__pregel_push, {position:010}, {False:010}": str(send.get("node"))
+        for position, send in enumerate(sends if isinstance(sends, list | tuple) else ())
+        if isinstance(send, dict)
+    }
+
+
+def _write_json(write: Write, pushed: dict[str, str]) -> dict[str, Any]:
     opaque = write.text[:1] == _OPAQUE  # only the serializer that made it can read it
     value = write.text[1:] if opaque else decode(write.text, Codec(), raw=True)
-    node = write.path.removeprefix(_PULL) if write.path.startswith(_PULL) else None
+    node = write.path.removeprefix(_PULL) if write.path.startswith(_PULL) else pushed.get(write.path)
     return {"task": write.task, "node": node, "channel": write.key, "value": readable(value)}
 
 
@@ -144,10 +155,9 @@ def _open_interrupts(writes: list[dict[str, Any]], done: set[Any]) -> list[dict[
 def _next_nodes(state: dict[str, Any], book: dict[str, Any], ran: set[str]) -> Iterator[str]:
     """Yield the nodes whose trigger is newer than what they have seen, without those that have written their output."""
     versions, seen = (_mapping(book.get(name)) for name in ("channel_versions", "versions_seen"))
-    sends = state.get(_TASKS)
-    for position, send in enumerate(sends if isinstance(sends, list | tuple) else ()):
-        if isinstance(send, dict) and f"~__pregel_push, {position:010}" not in ran:
-            yield str(send.get("node"))
+    for path, node in _pushed_nodes(state).items():
+        if path not in ran:
+            yield node
     for channel in sorted(map(str, state)):
         if channel == _START:
             node = _START

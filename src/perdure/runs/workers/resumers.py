@@ -93,9 +93,8 @@ class Resuming:
             _log.warning("%s", error, extra=event("thread.other_graph", thread=thread))
         except Exception as error:
             fields = event("thread.not_resumed", thread=thread, error=type(error).__name__)
-            _log.warning(
-                "the graph of thread %r raised %s: %s", thread, type(error).__name__, said(error), extra=fields
-            )
+            message = "the graph of thread %r raised %s; correct it, and invoke it again: its answer is kept"
+            _log.warning(message, thread, said(error), extra=fields)
         finally:
             with self._lock:
                 self.active.discard(thread)
