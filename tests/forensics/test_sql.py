@@ -120,7 +120,9 @@ def test_parquet_has_the_schema_and_every_row(tmp_path: Path, store: perdure.Sto
         assert {row[0]: row[1] for row in read} == columns
     store.thread("carol").save({"n": 1})
     assert export_parquet(store, tmp_path / "out")["threads.parquet"] == 3, "files of these names are replaced"
-    assert {(file.suffix, file.stat().st_mode & 0o777) for file in (tmp_path / "out").iterdir()} == {(".parquet", 0o600)}
+    assert {(file.suffix, file.stat().st_mode & 0o777) for file in (tmp_path / "out").iterdir()} == {
+        (".parquet", 0o600)
+    }
     store.delete_thread("carol")
     one = tmp_path / "one.parquet"
     assert export_parquet(store, one, query="SELECT thread FROM threads") == {"one.parquet": 2}

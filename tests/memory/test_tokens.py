@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perdure.agents.tokens import estimate, token_counter
+from perdure.values.token_estimate import cut
 
 HERE = Path(__file__)
 PROSE = (HERE.parents[2] / "README.md").read_text()
@@ -59,3 +60,15 @@ def test_without_the_extra_it_estimates() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "estimate\n"
+
+
+@pytest.mark.parametrize(
+    "text", ["two words, 3 signs\n" * 40, "a" * 100, "語" * 50, "word " * 50, " " * 99, "🙂 ok " * 20]
+)
+def test_a_cut_keeps_the_beginning_and_no_more_tokens_than_asked(text: str) -> None:
+    for most in (1, 7, 20):
+        kept = cut(text, most)
+        assert text.startswith(kept)
+        assert estimate(kept) <= most
+        assert len(kept) == len(text) or estimate(text) > most
+    assert cut(text, estimate(text)) == text

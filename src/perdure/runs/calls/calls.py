@@ -181,21 +181,21 @@ def spawn(
     return do(scope, children.spawn_operation(scope, path, spec, args, kwargs, options))
 
 
-def subtask(fn: Callable[..., Any], *args: Any, limit_bytes: int = 10_000, **kwargs: Any) -> Any:
+def subtask(fn: Callable[..., Any], *args: Any, limit_tokens: int = 2_500, **kwargs: Any) -> Any:
     """Run a durable function as a child run and return its result, if it is small. Await it in an async run.
 
-    The parent gets at most `limit_bytes` of it: a longer text is cut, and says which run has the whole. So what a
+    The parent gets at most `limit_tokens` of it: a longer text is cut, and says which run has the whole. So what a
     helper read and wrote stays out of the parent's context. Any other result that is too large raises UsageError: let
-    the child return a summary. Errors of the child are raised as by `Child.result`.
+    the child return a summary. Tokens are estimated from above. Errors of the child are raised as by `Child.result`.
     """
     from perdure.runs.calls.decorators import durable_call
 
-    if not isinstance(limit_bytes, int) or limit_bytes < 1:
-        raise UsageError(f"perdure.subtask(limit_bytes={limit_bytes!r}): a number of bytes, at least 1")
+    if not isinstance(limit_tokens, int) or limit_tokens < 1:
+        raise UsageError(f"perdure.subtask(limit_tokens={limit_tokens!r}): a number of tokens, at least 1")
     need_scope("perdure.subtask()")
     spec, args = durable_call(fn, args)
     scope, path = place("perdure.subtask()")
-    return do(scope, _subtask_operation(scope, (path, scope.take()), spec, args, kwargs, limit_bytes))
+    return do(scope, _subtask_operation(scope, (path, scope.take()), spec, args, kwargs, limit_tokens))
 
 
 def _subtask_operation(
@@ -204,11 +204,11 @@ def _subtask_operation(
     spec: DurableSpec,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    limit_bytes: int,
+    limit_tokens: int,
 ) -> Operation[Any]:
     child = yield from children.spawn_operation(scope, paths[0], spec, args, kwargs, children.ChildOptions())
     result = yield from children.result_operation(scope, paths[1], child.id)
-    return children.bounded(result, child.id, limit_bytes, scope.execution.ctx.codec)
+    return children.bounded(result, child.id, limit_tokens, scope.execution.ctx.codec)
 
 
 def tag(**tags: str | int | None) -> Any:

@@ -27,6 +27,7 @@ from perdure.storage.program import Batch, Flow, Rows, read
 from perdure.threads.checks import NAME_CHARACTERS_MAX
 from perdure.values.codec import decode, encode
 from perdure.values.registry import Codec
+from perdure.values.token_estimate import cut, estimate
 
 SPAWNING = declare(CallKind("perdure.spawn", reaches_out=True))
 RESULT = declare(CallKind("perdure.result", waits_for="run"))
@@ -174,16 +175,20 @@ def result_operation(scope: Scope, path: str, run_id: str) -> Operation[Any]:
     raise error
 
 
-def bounded(result: Any, run_id: str, limit_bytes: int, codec: Codec) -> Any:
-    """Return a child's result if it is small enough, or the beginning of a text. Raises UsageError for other values."""
-    size = len(encode(result, codec))
-    if size <= limit_bytes:
+def bounded(result: Any, run_id: str, limit_tokens: int, codec: Codec) -> Any:
+    """Return a child's result if it is small enough, or the beginning of a text. Raises UsageError for other values.
+
+    Tokens are estimated, never counted by a tokenizer: a run that resumes elsewhere must cut at the same place.
+    """
+    text = result if isinstance(result, str) else encode(result, codec).decode()
+    kept = cut(text, limit_tokens)
+    if len(kept) == len(text):
         return result
     if isinstance(result, str):
-        kept = result.encode()[:limit_bytes].decode(errors="ignore")
-        return f"{kept}… ({len(result) - len(kept):,} more characters: the result of run {run_id})"
+        return f"{kept}… ({len(text) - len(kept):,} more characters: the result of run {run_id})"
     raise UsageError(
-        f"the result of subtask {run_id!r} has {size:,} bytes, and {limit_bytes:,} are allowed: let it return a summary"
+        f"the result of subtask {run_id!r} has about {estimate(text):,} tokens, and {limit_tokens:,} are allowed: "
+        "let it return a summary"
     )
 
 
