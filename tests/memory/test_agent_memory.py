@@ -281,3 +281,5 @@ async def test_a_decision_outlives_its_run_with_its_reason_and_the_alternatives(
         assert "database: chose SQLite instead of PostgreSQL or Redis, because one machine writes" in prompt.text()
         with pytest.raises(UsageError, match="because"):
             memory.decide("database", "SQLite", because=" ")
+        with pytest.raises(UsageError, match="instead_of"):
+            memory.decide("database", "SQLite", because="one machine", instead_of=3)  # type: ignore[arg-type]

@@ -67,3 +67,9 @@ def test_a_locked_backup_and_head_cannot_be_removed(
         assert main(["store", "backup", *refused, *store_option]) == 2
         assert why in capsys.readouterr().err
     assert "Contents" not in s3.list_objects_v2(Bucket="plain")  # refused before it was uploaded
+    with perdure.open(place) as store:
+        with pytest.raises(perdure.UsageError, match="retain_until= wants a datetime"):
+            store.ops.backup("s3://locked/c.db", retain_until="90d")  # type: ignore[arg-type]
+        store.thread("a").save({})
+        with pytest.raises(perdure.UsageError, match="HDFS is not supported"):
+            store.ops.archive("a", "hdfs://namenode/a.db")

@@ -26,7 +26,8 @@ def _decision(
     subject: str, choice: str, because: str, instead_of: Iterable[str]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the value of a decision's item, and the options to put it with. Raises UsageError."""
-    others = [instead_of] if isinstance(instead_of, str) else list(instead_of)
+    several = isinstance(instead_of, Iterable) and not isinstance(instead_of, str)
+    others: list[Any] = list(instead_of) if several else [instead_of]
     for name, text in (("choice", choice), ("because", because), *(("instead_of", one) for one in others)):
         if not isinstance(text, str) or not text.strip():
             raise UsageError(f"decide({name}=…) wants a text, not {text!r:.60}")

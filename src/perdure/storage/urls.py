@@ -60,6 +60,15 @@ def redacted(text: str) -> str:
     return re.sub(_IN_STRING, r"\1***", re.sub(_IN_URL, r"\1***@", text))
 
 
+def refuse_hdfs(place: str) -> None:
+    """Raise UsageError if a place is in HDFS."""
+    if place.startswith(("hdfs://", "webhdfs://")):
+        raise UsageError(
+            f"{redacted(place)!r}: HDFS is not supported. Keep the store on a local disk, and write copies to an "
+            "object store, or to a local file for `hdfs dfs -put`"
+        )
+
+
 def need_postgres() -> None:
     """Raise OpenError, which says what to install, if the PostgreSQL driver cannot be imported."""
     import perdure.storage.postgres.driver  # noqa: F401
@@ -86,6 +95,7 @@ def _path(url: str) -> str:
         if not path.startswith("/") or len(path) == 1:
             raise UsageError(f"{redacted(url)!r} names no file: sqlite:///relative.db or sqlite:////absolute.db")
         return unquote(path[1:])
+    refuse_hdfs(url)
     scheme, separator, _ = url.partition("://")
     if separator:  # the message does not show the URL: it may hold a password
         kind = f"{scheme}://" if re.fullmatch(_SCHEME, scheme) else "such"

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Self
 from perdure.errors import UsageError
 from perdure.storage.files import sync_folder, sync_path
 from perdure.storage.objects import ObjectStore, is_object_url, open_objects, redacted_url, split_object_url
-from perdure.storage.urls import is_postgres, redacted
+from perdure.storage.urls import is_postgres, redacted, refuse_hdfs
+from perdure.threads.checks import microseconds
 
 if TYPE_CHECKING:  # imported where it is used
     from perdure.storage.object_lock import ObjectLock
@@ -143,6 +144,7 @@ def _lock(place: str, until: datetime) -> ObjectLock:
     """Return the lock for an object at this place. Raise UsageError if it cannot be locked."""
     from perdure.storage.object_lock import ObjectLock
 
+    microseconds(until, "retain_until")
     if not is_object_url(place):
         raise UsageError(f"{place} is a file, which its owner can always remove: only objects in S3 can be locked")
     return ObjectLock(split_object_url(place)[0], until)
@@ -165,12 +167,10 @@ def file_path(place: str) -> Path:
 def local_path(place: str) -> Path:
     """Return the absolute path of a file or folder. Raises UsageError for the URL of a database or of another place."""
     if "://" in place or is_postgres(place):
-        shown = redacted(place)
-        if place.startswith(("hdfs://", "webhdfs://")):
-            raise UsageError(
-                f"{shown!r}: HDFS is not supported. Write a local file and `hdfs dfs -put` it, or name an object store"
-            )
-        raise UsageError(f"{shown!r} is neither a path of a file nor a place in an object store, such as s3://bucket/a")
+        refuse_hdfs(place)
+        raise UsageError(
+            f"{redacted(place)!r} is neither a path of a file nor a place in an object store, such as s3://bucket/a"
+        )
     return Path(place).absolute()
 
 
