@@ -171,6 +171,17 @@ def test_hooks_decide_what_is_learned(tmp_path: Path) -> None:
             AgentMemory(store, "alice", extract=lambda turn: ["Rome"]).record("a", "b")
 
 
+def test_k_takes_the_nearest_facts_where_too_few_are_about_the_query() -> None:
+    with perdure.open(":memory:", embedder="local") as store:
+        agent = AgentMemory(store, "alice")
+        facts = ["likes tea", "likes hiking in mountains", "works in Oslo", "has a cat", "plays chess", "hates fish"]
+        agent.facts.put_many({fact: {"fact": f"Alice {fact}"} for fact in facts})
+        for k in (1, 3):
+            recalled = agent.recall("Which outdoor activities?", k=k).manifest["memories"]
+            assert (len(recalled), recalled[0]["key"]) == (k, "likes hiking in mountains")
+            assert agent.rebuild(agent.recall("Which outdoor activities?", k=k).manifest).text().count("\n- ") == k
+
+
 @pytest.mark.parametrize("url", ["sqlite", "postgres"], indirect=True)
 async def test_k_bounds_what_is_recalled_and_a_long_session_stays_verbatim_if_asked(url: str) -> None:
     with perdure.open(url) as store:

@@ -115,7 +115,8 @@ class AgentMemory(Handle):
         """Return the prompt for a query. In a durable function it is recorded.
 
         It holds the instructions, the conversation so far, pinned items and items that are about the query. The user's
-        other facts follow as far as there is room. With `k`, only the best `k` items are taken, and no other facts.
+        other facts follow as far as there is room. With `k`, only `k` items are taken: those about the query, and if
+        there are fewer, the facts nearest to it.
         `scopes` chooses among those of this object (default: all). Needs the extra `search`.
         """
         if k is not None and (type(k) is not int or not 0 <= k <= _FOUND_MAX):
@@ -215,14 +216,20 @@ class AgentMemory(Handle):
         for name in names:
             scope = rows.ItemQuery(self.scopes[name]._path, now, valid_at=now)
             items += yield from reader.shown(listed(scope._replace(pinned=1), None))
+        pinned = len(items)
         if most:
             about = self._about(query, now, names, reader, most if self._rerank is None else candidates(most))
             items += yield from ranked(about, reader, query, most, rerank=self._rerank)
-        if k is None and "user" in names:
+        left = _FOUND_MAX if k is None else k - (len(items) - pinned)
+        if left and "user" in names:
             known = {(item.namespace, item.key) for item in items}
             scope = rows.ItemQuery(self.facts._path, now, valid_at=now)
-            facts = yield from reader.shown(listed(scope, _FOUND_MAX))
-            items += [item for item in facts if (item.namespace, item.key) not in known]
+            if k is None:
+                facts = yield from reader.shown(listed(scope, _FOUND_MAX))
+            else:  # too few are about the query: the nearest follow
+                nearest = search(self._context, scope, query, 0, k, False, lambda row: not row.pinned and reader(row))
+                facts = yield from ranked(nearest, reader, query, k)
+            items += [item for item in facts if (item.namespace, item.key) not in known][:left]
         build = partial(self._prompts.build, query, instructions=self._instructions, items=items)
         said = yield from self.conversation._read()
         return (yield from aside(partial(build, conversation=said, progress=progress, scratchpad=scratchpad)))
