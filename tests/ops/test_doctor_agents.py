@@ -80,6 +80,11 @@ def test_a_progress_file_is_there_fresh_committed_and_says_what_comes_next(
     found = said(store)
     assert worst(found["commits"]) == "ok"
     assert {one.level for one in found["next"]} == {"ok"}
+    (folder / "code.py").write_text("pass")
+    if "d.db" in repr(store):
+        (folder / "d.db-wal").touch()  # a file of the store, as if it were here
+    [found_git] = said(store)["commits"]
+    assert (found_git.level, "1 other change" in found_git.message) == ("note", True)
     file.write_text(file.read_text().replace("Built", "Dreamt"))
     found = said(store)
     assert "lacks steps" in text_of(found["progress"])

@@ -173,15 +173,19 @@ def write(path: str | os.PathLike[str], progress: Progress) -> None:
         file.write(to_markdown(progress).encode("utf-8", "replace"))
 
 
-def git_status(path: Path) -> str | None:
-    """Return what git says of uncommitted changes of a file: "" for none. None if it is in no repository."""
+def git_status(path: Path, *, all_files: bool = False) -> str | None:
+    """Return what git says of uncommitted changes of a file, or of all files of its repository: "" for none.
+
+    None if it is in no repository.
+    """
     import subprocess
 
     # A repository's own configuration must not run a program here.
     asked = ["git", "--no-optional-locks", "--literal-pathspecs", "-c", "core.fsmonitor=false", "status", "--porcelain"]
+    asked += [] if all_files else ["--ignored", "--", path.name]
     try:
         done = subprocess.run(
-            [*asked, "--ignored", "--", path.name],
+            asked,
             cwd=path.resolve().parent,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -62,7 +62,7 @@ def agents(ctx: StoreContext) -> Flow[list[Finding]]:
         since = ctx.clock_us() - _DOUBT_DAYS * DAY_S * _US
         [(doubts,)] = yield from fetch(_DOUBTS, tenant=tenant, since=since)
         findings.append(_reconcile(doubts))
-    return findings + (yield from aside(partial(_reported, reports, ctx.clock_us())))
+    return findings + (yield from aside(partial(_reported, reports, ctx.clock_us(), ctx.driver.capabilities.path)))
 
 
 def _effects(runs: int, intents: int) -> Finding:
@@ -84,7 +84,7 @@ def _reconcile(doubts: int) -> Finding:
     return Finding("reconcile", "warning", message, hint)
 
 
-def _reported(reports: list[_Report], now: int) -> list[Finding]:
+def _reported(reports: list[_Report], now: int, store: str) -> list[Finding]:
     if not reports:
         hint = 'for work of several sessions: perdure.progress(goal=…, next=…, file="PROGRESS.md", git=True)'
         return [Finding("progress", "note", "the newest runs have reported no progress", hint)]
@@ -95,7 +95,7 @@ def _reported(reports: list[_Report], now: int) -> list[Finding]:
     for report in list(newest.values())[:_RECORDS]:
         findings.append(_file(report, now))
         if report.file is not None and os.path.exists(report.file):
-            findings.append(_commits(report.file))
+            findings.append(_commits(report.file, store))
         findings.append(_next(report))
     return findings
 
@@ -122,14 +122,21 @@ def _file(report: _Report, now: int) -> Finding:
     return Finding("progress", "ok", f"{file} has all that run {report.run!r} reported, {span(age_s)} ago")
 
 
-def _commits(file: str) -> Finding:
-    """Check that git has the file as it is."""
+def _commits(file: str, store: str) -> Finding:
+    """Check that git has the file as it is, and what else changed in its repository. The store's own files are none."""
     status = progress_file.git_status(Path(file))
     if status is None:
         hint = "keep it in a git repository, and report with git=True: each report is then a commit"
         return Finding("commits", "note", f"{file} is in no git repository", hint)
-    message = f"{file} has changes that git has not" if status else f"git has {file} as it is"
-    return Finding.of("commits", bool(status), message, f"commit it, or report with git=True: `git add {file}`")
+    if status:
+        hint = f"commit it, or report with git=True: `git add {file}`"
+        return Finding("commits", "warning", f"{file} has changes that git has not", hint)
+    changed = (progress_file.git_status(Path(file), all_files=True) or "").splitlines()
+    others = sum(not os.path.basename(line[3:]).startswith(os.path.basename(store) or "/") for line in changed)
+    if others:
+        message = f"git has {file} as it is, but not {many(others, 'other change')} in its repository"
+        return Finding("commits", "note", message, "commit what a session did together with its report: `git status`")
+    return Finding("commits", "ok", f"git has {file} as it is, and nothing else in its repository has changed")
 
 
 def _next(report: _Report) -> Finding:
