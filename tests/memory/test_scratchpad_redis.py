@@ -75,12 +75,19 @@ async def test_its_budget_holds_and_it_expires(client: redis.Redis) -> None:
 
 
 def test_a_run_refuses_it_and_a_lost_server_is_named(client: redis.Redis) -> None:
-    @perdure.durable
-    def padded_run() -> None:
-        Scratchpad(100, backend=RedisPad(client, "task-7"))
+    before = Scratchpad(100, backend=RedisPad(client, "task-7"))
 
-    with perdure.open(":memory:") as store, pytest.raises(perdure.RunStuck, match="survives a kill"):
-        store.run(padded_run, id="run-1").result()
+    @perdure.durable
+    def padded_run(makes_one: bool) -> None:
+        pad = Scratchpad(100, backend=RedisPad(client, "task-7")) if makes_one else before
+        pad.add("thought", "hm")
+
+    for makes_one in (True, False):
+        with perdure.open(":memory:") as store, pytest.raises(perdure.RunStuck, match="survives a kill"):
+            store.run(padded_run, makes_one, id="run-1").result()
+    assert before.entries == []
+    with pytest.raises(perdure.UsageError, match="wants a RedisPad"):
+        Scratchpad(100, backend=client)  # type: ignore[arg-type]
     with (
         redis.Redis(port=free_port(), retry=Retry(NoBackoff(), 0)) as nobody,
         pytest.raises(Unavailable, match="task-7"),

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 from uuid import uuid4
 
 from perdure.agents.tokens import token_counter
@@ -58,6 +58,7 @@ class PadEntry:
         return f"[{self.n}] {self.kind}{f' of {self.source}' if self.source else ''}: {self.text}\n"
 
 
+@runtime_checkable
 class PadBackend(Protocol):
     """Where the entries of a scratchpad outside of runs are kept, if not in the process."""
 
@@ -88,11 +89,8 @@ class Scratchpad:
         tokens: Callable[[str], int] | None = None,
         backend: PadBackend | None = None,
     ) -> None:
-        if backend is not None and _run() is not None:
-            raise UsageError(
-                "Scratchpad(backend=…) in a durable function: its scratchpad is in the run's state, which survives a "
-                "kill and is the same in a replay; leave backend= out"
-            )
+        if backend is not None and not isinstance(backend, PadBackend):
+            raise UsageError(f"Scratchpad(backend=…) wants a RedisPad(client, key), not {type(backend).__name__}")
         self._backend, self._loaded = backend, b""
         self.budget_tokens = check_number("Scratchpad(budget_tokens=…)", budget_tokens)
         self._count = token_counter(tokens)
@@ -219,6 +217,11 @@ class Scratchpad:
 
     def _stored(self) -> list[dict[str, Any]]:
         if self._backend is not None:
+            if _run() is not None:
+                raise UsageError(
+                    "a scratchpad with backend=… in a durable function: its scratchpad is in the run's state, which "
+                    "survives a kill and is the same in a replay; make one there without backend="
+                )
             stored, self._loaded = self._backend.load()
             return stored
         return self._own if _run() is None else state().get(_KEY, [])
