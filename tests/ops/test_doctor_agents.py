@@ -35,7 +35,9 @@ def test_effects_are_counted_and_a_doubt_that_a_person_settled_asks_for_reconcil
     found = said(store)
     assert "1 effect in the newest 1 run" in text_of(found["effects"])
     assert (worst(found["effects"]), worst(found["reconcile"])) == ("ok", "ok")
+    assert "before each began and after it" in text_of(found["effects"])
     store.run(agent, True, id="lost")
+    assert "2 effects in the newest 2 runs: saved before each began; 1 of them" in text_of(said(store)["effects"])
     store.get_run("lost").resolve("1", done="paid")
     [found_doubt] = said(store)["reconcile"]
     assert (found_doubt.level, "1 effect" in found_doubt.message) == ("warning", True)

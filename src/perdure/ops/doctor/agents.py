@@ -6,7 +6,6 @@ They read the newest entries of the newest runs, so they stay cheap however much
 from __future__ import annotations
 
 import os
-from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -43,31 +42,36 @@ class _Report(NamedTuple):
 def agents(ctx: StoreContext) -> Flow[list[Finding]]:
     """Check that actions are saved before and after, and what agents leave for their next session."""
     tenant = yield from ctx.tenant()
-    counts: Counter[int] = Counter()
+    intents = open_ = 0
     reports: list[_Report] = []
     runs = [] if tenant is None else (yield from fetch(_NEWEST, tenant=tenant, limit=_RUNS))
     for run, name, status, since, seq in runs:
         first = max(since, seq - _ENTRIES)
         rows = yield from fetch(PAGE_OF_ROWS, tenant=tenant, run=run, since=first, last=SEQ_MAX, limit=2 * _ENTRIES)
         last: Entry | None = None
+        begun, ended = set[str](), set[str]()
         for _, kind, body in rows:
-            counts[kind] += 1
-            if kind == DONE and (entry := unpack(body)).name == NAME:
-                last = entry
+            if kind == INTENT:
+                begun.add(unpack(body).path)
+            elif kind == DONE:
+                ended.add((entry := unpack(body)).path)
+                last = entry if entry.name == NAME else last
+        intents, open_ = intents + len(begun), open_ + len(begun - ended)
         if last is not None and tenant is not None:
             record = yield from progress_in(ctx, tenant, last)
             reports.append(_Report(name, status in FINISHED, last.at, record.progress, record.file))
-    findings = [_effects(len(runs), counts[INTENT])]
-    if tenant is not None and counts[INTENT]:
+    findings = [_effects(len(runs), intents, open_)]
+    if tenant is not None and intents:
         since = ctx.clock_us() - _DOUBT_DAYS * DAY_S * _US
         [(doubts,)] = yield from fetch(_DOUBTS, tenant=tenant, since=since)
         findings.append(_reconcile(doubts))
     return findings + (yield from aside(partial(_reported, reports, ctx.clock_us(), ctx.driver.capabilities.path)))
 
 
-def _effects(runs: int, intents: int) -> Finding:
+def _effects(runs: int, intents: int, open_: int) -> Finding:
     if intents:
-        message = f"{many(intents, 'effect')} in the newest {many(runs, 'run')}: saved before each began and after it"
+        after = f"; {open_:,} of them without an end, under way or in doubt" if open_ else " and after it"
+        message = f"{many(intents, 'effect')} in the newest {many(runs, 'run')}: saved before each began{after}"
         return Finding("effects", "ok", message)
     message = "no effect is recorded: a crash would not show which calls to the outside had begun"
     hint = "mark calls that change something outside with @perdure.effect, also in nodes; see how-to/effects"
