@@ -48,6 +48,7 @@ def mask_observations(
     import perdure
 
     compact_history, acompact_history = perdure.memory.compact_history, perdure.memory.acompact_history
+    compact_history([], keep_last=keep_last, max_tokens=max_tokens)  # refuses wrong options before an agent runs
 
     class MaskObservations(AgentMiddleware):
         def before_model(self, state: Any, runtime: Any) -> dict[str, Any] | None:

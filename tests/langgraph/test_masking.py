@@ -10,6 +10,7 @@ from langchain_core.language_models.fake_chat_models import FakeMessagesListChat
 from langchain_core.messages import AIMessage
 from langchain_core.tools import tool
 
+from perdure.errors import UsageError
 from perdure.langchain import mask_observations
 from perdure.langgraph import PerdureSaver
 
@@ -49,3 +50,9 @@ async def test_old_results_in_an_agents_state_are_masked_and_its_history_has_the
         if message.type == "tool"
     )
     assert saver.store.ops.verify().ok
+
+
+@pytest.mark.parametrize("wrong", [{"keep_last": -1}, {"max_tokens": 3}])
+def test_wrong_options_are_refused_before_an_agent_runs(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="or more"):
+        mask_observations(**wrong)

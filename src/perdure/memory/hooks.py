@@ -42,7 +42,9 @@ def call(hook: Any, wants: type | UnionType, *args: Any) -> Flow[Any]:
 
     def blocking() -> Any:
         if is_async:
-            raise UsageError(f"{name}() is async: await the async method, such as arecord() or aadd()")
+            raise UsageError(
+                f"{name}() is async: call the awaited twin, such as arecord(), aadd(), acompact_history() or the ainvoke() of an agent"
+            )
         return hook(*args)
 
     async def awaiting() -> Any:
