@@ -43,7 +43,8 @@ def call(hook: Any, wants: type | UnionType, *args: Any) -> Flow[Any]:
     def blocking() -> Any:
         if is_async:
             raise UsageError(
-                f"{name}() is async: call the awaited twin, such as arecord(), aadd(), acompact_history() or the ainvoke() of an agent"
+                f"{name}() is async: call the awaited twin, such as arecord(), aadd(), acompact_history() or an "
+                "agent's ainvoke()"
             )
         return hook(*args)
 
