@@ -130,7 +130,7 @@ def _functions_of(
     if functions is None and not known_durables():
         raise UsageError(
             f"{app} has no durable function: put @perdure.durable above the function that is to run; to resume a "
-            "LangGraph graph, name it, as app.py:graph"
+            "LangGraph graph, name a compiled one, as app.py:graph"
         )
     names = sorted(known_durables()) if functions is None else [named.perdure_durable.name]
     serves |= {"functions": functions, "all_tenants": all_tenants}
