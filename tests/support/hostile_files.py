@@ -64,6 +64,18 @@ STRANGE: dict[str, Change] = {
     "trigger that refuses and more": statements(
         "CREATE TRIGGER r BEFORE INSERT ON meta BEGIN SELECT RAISE(ABORT, 'a'); DELETE FROM thread; END"
     ),
+    "trigger that is named almost as SQLite's statistics": statements(
+        "CREATE TRIGGER sqlite1stat1 AFTER INSERT ON record BEGIN DELETE FROM thread; END"
+    ),
+    "trigger that is named as SQLite's statistics": statements(
+        "CREATE TRIGGER t AFTER INSERT ON record BEGIN DELETE FROM thread; END",
+        "PRAGMA writable_schema = ON",
+        "UPDATE sqlite_schema SET name = 'sqlite_stat9', sql = replace(sql, ' t ', ' sqlite_stat9 ') WHERE name = 't'",
+        "PRAGMA writable_schema = OFF",
+    ),
+    "index with a name of ours": statements(
+        "DROP INDEX thread_active", "CREATE UNIQUE INDEX thread_active ON thread (tenant, length(name))"
+    ),
     "virtual table": statements("CREATE VIRTUAL TABLE search USING fts5(a)"),
     "virtual table for a table": statements(
         "DROP TABLE size_sample", "CREATE VIRTUAL TABLE size_sample USING fts5(at)"

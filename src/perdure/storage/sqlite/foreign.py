@@ -24,13 +24,16 @@ from perdure.storage.sqlite.opening import apply, harden
 from perdure.storage.sqlite.writer import perform
 from perdure.storage.versions import install
 
-_OBJECTS = "SELECT type, name, tbl_name, sql FROM sqlite_schema WHERE name NOT LIKE 'sqlite_stat%'"
+# Only the planner's own tables are left out: SQLite lets a trigger be named `sqlite1stat1`.
+_OBJECTS = """SELECT type, name, tbl_name, sql FROM sqlite_schema
+    WHERE NOT (type = 'table' AND name IN ('sqlite_stat1', 'sqlite_stat4'))"""
 _COMPUTED = "SELECT name FROM pragma_table_xinfo(?, 'main') WHERE hidden <> 0"
 # Replicas and bundles also have triggers that refuse a write and do nothing else.
 _REFUSES = re.compile(
     r"CREATE TRIGGER \w+ BEFORE (INSERT|UPDATE|DELETE) ON \w+\s+"
     r"(WHEN EXISTS \(SELECT 1 FROM meta WHERE key = 'replica'\)\s+)?BEGIN SELECT RAISE\(ABORT, '[^']*'\); END"
 )
+_FINDS_CHANGES = re.compile(r"CREATE INDEX (\w+)_changes ON \1 \((stamp|died), [\w, ]+\)")  # for replication
 _SHOWN_MAX = 60
 
 Schema = frozenset[tuple[str, str, str, str | None]]  # type, name, table, SQL
@@ -89,11 +92,14 @@ def check_foreign(path: Path, shown: str = "") -> None:
 def _strange(connection: apsw.Connection) -> Iterator[str]:
     known = store_schema(connection.pragma("user_version"), versioned=True)
     names = {each[:3] for each in known}
-    names |= {("index", f"{name}_changes", name) for kind, name, *_ in known if kind == "table"}  # for replication
     for kind, name, table, sql in schema_of(connection):
         shown = f"the {kind} {str(name)[:_SHOWN_MAX]!r}"
         if kind == "trigger":
             if (kind, name, table, sql) not in known and not _REFUSES.fullmatch(str(sql)):
+                yield shown
+        elif kind == "index":
+            is_for_changes = ("table", table, table) in names and _FINDS_CHANGES.fullmatch(str(sql))
+            if (kind, name, table, sql) not in known and not is_for_changes:
                 yield shown
         elif (kind, name, table) not in names:
             yield shown
