@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import decimal
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+import httpx
 import pytest
 from lab import Interrupt, Once
 
@@ -107,6 +111,37 @@ def with_itself() -> None:
     raise error
 
 
+@dataclass(frozen=True)
+class Frozen(Exception):
+    code: int
+
+
+def that_accepts_no_attributes() -> None:
+    raise Frozen(7) from KeyError("cause")
+
+
+def with_members_that_were_set() -> None:
+    error = SyntaxError("bad")
+    error.filename, error.lineno = "app.py", 3
+    raise error
+
+
+def with_a_class() -> None:
+    raise TypeError("wanted", int, [Declined])
+
+
+def of_decimals() -> None:
+    decimal.Decimal("x")
+
+
+def of_a_full_pipe() -> None:
+    raise BlockingIOError(11, "would block", 5)
+
+
+def of_a_name_to_import() -> None:
+    from json import nowhere  # type: ignore[attr-defined]  # noqa: F401
+
+
 CHAIN: Reads = {
     "cause": lambda e: repr(e.__cause__),
     "context": lambda e: repr(e.__context__),
@@ -123,6 +158,12 @@ ERRORS: dict[Callable[[], None], tuple[type[Exception], Reads]] = {
     from_none: (ValueError, CHAIN),
     from_its_context: (RuntimeError, CHAIN),
     from_another: (ValueError, CHAIN),
+    that_accepts_no_attributes: (Frozen, {"code": lambda e: e.code, "cause": lambda e: repr(e.__cause__)}),
+    with_members_that_were_set: (SyntaxError, {"place": lambda e: (e.filename, e.lineno, e.msg)}),
+    with_a_class: (TypeError, {"args": lambda e: e.args, "repr": repr}),
+    of_decimals: (decimal.InvalidOperation, {"repr": repr}),
+    of_a_full_pipe: (BlockingIOError, {"written": lambda e: e.characters_written}),
+    of_a_name_to_import: (ImportError, {"name": lambda e: e.name_from if sys.version_info >= (3, 12) else e.name}),
     with_a_private_slot: (Declined, {"code": lambda e: e.code}),
     with_itself: (
         Broken,
@@ -183,3 +224,36 @@ def test_an_error_with_too_many_others_leaves_the_run_stuck_and_is_not_shortened
     assert (run.refresh().status, did) == ("stuck", ["paid"])
     with pytest.raises(perdure.RunStuck, match=r"more than 10,000 causes(.|\n)*perdure run resume"):
         run.result()
+
+
+def test_an_error_that_was_not_kept_whole_may_be_the_context_of_another(store: perdure.Store) -> None:
+    """To record the second one, the body of the first one's request is not read: it was not recorded."""
+    once = Once()
+
+    @perdure.step(name="charge")
+    def charge() -> None:
+        request = httpx.Request("POST", "http://shop/", headers={"authorization": "secret"}, json={"cents": 100})
+        httpx.Response(503, request=request, content=b"x" * 70_000).raise_for_status()
+
+    @perdure.step(name="charge_again")
+    def charge_again() -> None:
+        raise ConnectionError("no route")
+
+    @perdure.durable(name="agent")
+    def agent() -> Any:
+        try:
+            charge()
+        except httpx.HTTPStatusError:
+            once.interrupt()
+            try:
+                charge_again()
+            except ConnectionError as error:
+                return type(error.__context__).__name__
+        return None
+
+    with pytest.raises(Interrupt):
+        store.run(agent, id="context")
+    run = store.run(agent, id="context")
+    assert run.result() == "HTTPStatusError"
+    described: Any = run.steps()[1]
+    assert "no route" in str(described.error)

@@ -39,7 +39,11 @@ class Refusing(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         body = b"x" * 70_000 if self.path == "/large" else json.dumps(BODY).encode()
-        self.send_response(429)
+        if self.path == "/moved":
+            self.send_response(302)
+            self.send_header("location", "/orders")
+        else:
+            self.send_response(429, "Slow Down")
         self.send_header("content-type", "application/json")
         self.send_header("content-length", str(len(body)))
         for name, value in HEADERS.items():
@@ -82,6 +86,14 @@ def by_httpx(url: str) -> None:
 
 def by_requests(url: str) -> None:
     requests.get(f"{url}/orders?id=7", headers={"authorization": SECRET}).raise_for_status()
+
+
+def by_httpx_after_a_redirect(url: str) -> None:
+    CLIENT.get(f"{url}/moved", follow_redirects=True).raise_for_status()
+
+
+def by_requests_after_a_redirect(url: str) -> None:
+    requests.get(f"{url}/moved").raise_for_status()
 
 
 def by_requests_unreachable(url: str) -> None:
@@ -186,6 +198,10 @@ def with_notes(url: str) -> None:
         raise error  # noqa: B904  # its context is what is looked at
 
 
+def history_of(error: Any) -> list[Any]:
+    return [(each.status_code, each.headers["location"], str(each.url)) for each in error.response.history]
+
+
 HTTPX: Reads = {
     "status": lambda e: e.response.status_code,
     "header": lambda e: e.response.headers["Retry-After"],
@@ -200,6 +216,10 @@ HTTPX: Reads = {
     "method": lambda e: e.request.method,
     "request header": lambda e: e.request.headers.get("x-tries"),
     "of the response": lambda e: e.response.request.method,
+    "elapsed": lambda e: e.response.elapsed.total_seconds(),
+    "bytes": lambda e: e.response.num_bytes_downloaded,
+    "version": lambda e: e.response.http_version,
+    "history": history_of,
 }
 SDK: Reads = {
     "status_code": lambda e: e.status_code,
@@ -208,6 +228,7 @@ SDK: Reads = {
     "request_id": lambda e: e.request_id,
     "header": lambda e: e.response.headers["retry-after"],
     "json": lambda e: e.response.json(),
+    "elapsed": lambda e: e.response.elapsed.total_seconds(),
     "method": lambda e: e.request.method,
 }
 UNREACHABLE: Reads = {"host": lambda e: e.host, "port": lambda e: e.port, "os": lambda e: (e.errno, e.os_error.errno)}
@@ -229,6 +250,8 @@ ERRORS: dict[Callable[[str], None], tuple[type[Exception], Reads]] = {
             "errno": lambda e: e.errno,
         },
     ),
+    by_httpx_after_a_redirect: (httpx.HTTPStatusError, {"history": history_of}),
+    by_requests_after_a_redirect: (requests.HTTPError, {"history": history_of}),
     by_requests_unreachable: (
         requests.ConnectionError,
         {"reason": lambda e: type(e.args[0].reason).__name__, "url": lambda e: e.request.url},
@@ -377,6 +400,9 @@ LOST: dict[str, tuple[Callable[[str], None], Callable[[Any], Any]]] = {
     "a secret header of urllib": (by_urllib, lambda e: e.headers["set-cookie"]),
     "a secret header of aiohttp": (by_aiohttp, lambda e: e.request_info.headers["Authorization"]),
     "cookies": (by_httpx, lambda e: dict(e.response.cookies)),
+    "its class": (raise_broken, lambda e: isinstance(e.socket, str)),
+    "the connection of httpx": (by_httpx, lambda e: e.response.extensions["network_stream"].read(1)),
+    "the connection of requests": (by_requests, lambda e: e.response.raw.version),
 }
 WARNED: dict[Callable[[str], None], str] = {
     raise_broken: "Broken.socket (a builtins.object)",

@@ -22,6 +22,8 @@ _SECRET_HEADERS = {
     "x-goog-api-key",
 }  # fmt: skip
 _LOOKUPS = ("__getitem__", "__contains__", "get", "get_list", "get_all", "getall", "getone")  # take a header's name
+_PLAIN = (bytes, str, int, float, bool, dict)
+_GUARDED = "__perdure_guarded__"  # a class of rebuilt headers has the names of the secret ones
 _OPERATORS = """getattr setattr delattr getitem setitem delitem call bool len iter next reversed contains eq ne lt le
     gt ge hash str format bytes int float index complex round fspath add radd sub rsub mul rmul truediv floordiv mod
     rmod pow and or xor neg pos abs invert enter exit aenter aexit await aiter anext"""
@@ -30,16 +32,22 @@ _OPERATORS = """getattr setattr delattr getitem setitem delitem call bool len it
 class Lost:
     """Placeholder for a part of an error that was not recorded. Every use of it calls `use_lost`."""
 
-    __slots__ = ("by_rule", "what")
+    __slots__ = ("by_rule", "text", "what")
     by_rule: bool  # such parts are never recorded, so recording the error logs no warning
+    text: str | None  # the repr of the part, if it was recorded
     what: str
 
-    def __init__(self, what: str, *, by_rule: bool = False) -> None:
+    def __init__(self, what: str, *, by_rule: bool = False, text: str | None = None) -> None:
         object.__setattr__(self, "what", what)
         object.__setattr__(self, "by_rule", by_rule)
+        object.__setattr__(self, "text", text)
 
     def __repr__(self) -> str:
-        return f"<not in the journal: {self.what}>"
+        return self.text or f"<not in the journal: {self.what}>"
+
+    @property
+    def __class__(self) -> NoReturn:  # `isinstance` reads it; `type` does not
+        use_lost(self.what)
 
 
 def use_lost(what: str) -> NoReturn:
@@ -97,7 +105,8 @@ def make(kind: str, parts: dict[str, Any]) -> Any:
 def _headers(headers: Any) -> dict[str, Any]:
     items = headers.multi_items() if hasattr(headers, "multi_items") else headers.items()
     pairs = [[str(name), str(value)] for name, value in items]
-    secret = sorted({name.lower() for name, _ in pairs if name.lower() in _SECRET_HEADERS})
+    lost = getattr(type(headers), _GUARDED, ())  # of headers that were rebuilt
+    secret = sorted({*lost, *(name.lower() for name, _ in pairs if name.lower() in _SECRET_HEADERS)})
     return {"pairs": [pair for pair in pairs if pair[0].lower() not in _SECRET_HEADERS], "secret": secret}
 
 
@@ -114,15 +123,16 @@ def _guarded(cls: Any, secret: list[str]) -> Any:
 
         return look
 
-    return type(cls.__name__, (cls,), {name: guard(getattr(cls, name)) for name in _LOOKUPS if hasattr(cls, name)})
+    lookups = {name: guard(getattr(cls, name)) for name in _LOOKUPS if hasattr(cls, name)}
+    return type(cls.__name__, (cls,), {_GUARDED: tuple(secret), **lookups})
 
 
 def _made_headers(cls: Any, kept: dict[str, Any]) -> Any:
     return _guarded(cls, kept["secret"])([(str(name), str(value)) for name, value in kept["pairs"]])
 
 
-def _body(content: bytes) -> bytes | Lost:
-    if len(content) <= BODY_MAX_BYTES:
+def _body(content: bytes | Lost) -> bytes | Lost:
+    if type(content) is Lost or len(content) <= BODY_MAX_BYTES:
         return content
     return Lost(f"{len(content):,} bytes, of which none are kept; up to {BODY_MAX_BYTES:,} would be")
 
@@ -133,10 +143,30 @@ def _request(request: Any) -> dict[str, Any]:
         "url": str(request.url),
         "headers": _headers(request.headers),
     }
+    kept["extensions"] = _extensions(getattr(request, "extensions", {}))
     content = getattr(request, "body", getattr(request, "_content", True))
     # The body may hold a password. A prompt in it is already recorded among the step's arguments.
-    kept["body"] = Lost("bodies of requests are not kept", by_rule=True) if content else content
+    is_kept = type(content) is not Lost and not content
+    kept["body"] = content if is_kept else Lost("bodies of requests are not kept", by_rule=True)
     return kept
+
+
+def _extensions(extensions: Any) -> dict[str, Any]:
+    """Return what httpx adds to a request or a response, such as the reason of the status, without connections."""
+    return {
+        str(name): value if type(value) in _PLAIN else Lost("connections are not kept", by_rule=True)
+        for name, value in extensions.items()
+    }
+
+
+def _history(response: Any, keep: Callable[[Any], dict[str, Any]]) -> list[dict[str, Any]] | Lost:
+    """Return the redirects before a response. Their own histories are parts of it, and are not kept."""
+    if type(response.history) is Lost:
+        return response.history
+    earlier = [keep(each) for each in response.history]
+    for each in earlier[1:]:
+        each["history"] = Lost("histories of redirects are not kept", by_rule=True)
+    return earlier
 
 
 def _cookies_are_lost(kept: dict[str, Any]) -> bool:
@@ -151,21 +181,40 @@ def _httpx_response(response: Any) -> dict[str, Any]:
     request, content = getattr(response, "_request", None), getattr(response, "_content", None)
     kept["request"] = None if request is None else _request(request)
     kept["body"] = None if content is None else _body(content)
+    kept["encoding"] = response.encoding if type(kept["body"]) is bytes else None
+    kept["elapsed"], kept["bytes"] = _elapsed(response), response.num_bytes_downloaded
+    kept["next"] = None if response.next_request is None else _request(response.next_request)
+    kept["extensions"], kept["history"] = _extensions(response.extensions), _history(response, _httpx_response)
     return kept
 
 
+def _elapsed(response: Any) -> timedelta | None:
+    try:
+        elapsed: timedelta = response.elapsed
+    except RuntimeError:  # the response was not read to its end
+        return None
+    return elapsed
+
+
 def _made_httpx_request(cls: Any, kept: dict[str, Any]) -> Any:
-    request = cls(kept["method"], kept["url"])
+    request = cls(kept["method"], kept["url"], extensions=kept["extensions"])
     request.headers = _made_headers(type(request.headers), kept["headers"])
     request._content = kept["body"]
     return request
 
 
 def _made_httpx_response(cls: Any, kept: dict[str, Any]) -> Any:
-    request = kept["request"]
-    if request is not None:
-        request = _made_httpx_request(import_module(cls.__module__).Request, request)
-    response = cls(kept["status"], request=request)
+    request_cls = import_module(cls.__module__).Request
+    request, following = (
+        None if part is None else _made_httpx_request(request_cls, part) for part in (kept["request"], kept["next"])
+    )
+    response = cls(kept["status"], request=request, extensions=kept["extensions"])
+    response.next_request, response._num_bytes_downloaded = following, kept["bytes"]
+    response.history = _made_history(cls, kept["history"], _made_httpx_response)
+    if kept["elapsed"] is not None:
+        response._elapsed = kept["elapsed"]
+    if kept["encoding"] is not None:
+        response._encoding = kept["encoding"]
     response.headers = _made_headers(type(response.headers), kept["headers"])
     if _cookies_are_lost(kept):
         response._cookies = Lost("the cookies of the response")
@@ -177,16 +226,31 @@ def _made_httpx_response(cls: Any, kept: dict[str, Any]) -> Any:
     return response
 
 
+def _made_history(cls: Any, kept: Any, make_again: Callable[[Any, dict[str, Any]], Any]) -> Any:
+    return kept if type(kept) is Lost else [make_again(cls, each) for each in kept]
+
+
 # --- requests
+
+
+class _LostConnection:
+    """A connection that was not recorded. Its use leaves the run stuck; closing it is harmless."""
+
+    def close(self) -> None: ...
+
+    release_conn = close
+
+    def __getattr__(self, name: str) -> NoReturn:
+        use_lost("the connection of the response")
 
 
 def _requests_response(response: Any) -> dict[str, Any]:
     kept = {name: getattr(response, name) for name in ("url", "reason", "encoding")}
     kept |= {"status": response.status_code, "headers": _headers(response.headers)}
-    kept["seconds"] = response.elapsed.total_seconds()
+    kept["elapsed"], kept["history"] = response.elapsed, _history(response, _requests_response)
     kept["request"] = None if response.request is None else _request(response.request)
     content = response._content  # False if it was not read, None if there is none
-    kept["body"] = Lost("it was not read") if content is False else _body(content or b"")
+    kept["body"] = Lost("it was not read") if content is False else _body(b"" if content is None else content)
     return kept
 
 
@@ -200,7 +264,9 @@ def _made_requests_request(cls: Any, kept: dict[str, Any]) -> Any:
 def _made_requests_response(cls: Any, kept: dict[str, Any]) -> Any:
     response = cls()
     response.status_code, response.url, response.reason = kept["status"], kept["url"], kept["reason"]
-    response.encoding, response.elapsed = kept["encoding"], timedelta(seconds=kept["seconds"])
+    response.encoding, response.elapsed = kept["encoding"], kept["elapsed"]
+    response.history = _made_history(cls, kept["history"], _made_requests_response)
+    response.raw, response.connection = _LostConnection(), Lost("the connection of the response")
     response.headers = _made_headers(type(response.headers), kept["headers"])
     if _cookies_are_lost(kept):
         response.cookies = Lost("the cookies of the response")
@@ -227,7 +293,9 @@ def _made_validation_error(cls: Any, kept: dict[str, Any]) -> Any:
         except (KeyError, TypeError, ValueError):  # a custom error type
             kind = core.PydanticCustomError(kind, line["msg"], context or None)
         lines.append({"type": kind, "loc": tuple(line["loc"]), "input": line.get("input"), "ctx": context})
-    return cls.from_exception_data(kept["title"], lines)
+    error = cls.from_exception_data(kept["title"], lines)
+    error.args = ()
+    return error
 
 
 class _Chained(io.RawIOBase):
@@ -279,7 +347,7 @@ def _made_urllib_error(cls: Any, kept: dict[str, Any]) -> Any:
         for name, value in headers["pairs"]:
             message[name] = value
         headers = message
-    stream = io.BytesIO(body) if isinstance(body, bytes) else body if body is None else _LostStream(body.what)
+    stream = _LostStream(body.what) if type(body) is Lost else body if body is None else io.BytesIO(body)
     return cls(kept["url"], kept["code"], kept["msg"], headers, stream)
 
 

@@ -30,8 +30,11 @@ _LEVELS_MAX = 6  # of containers in a part
 # The members that built-in classes keep beside the arguments. Not AttributeError.obj, which can be any object.
 _MEMBERS: dict[type[Exception], tuple[str, ...]] = {
     AttributeError: ("name",),
-    ImportError: ("name", "path"),
+    BlockingIOError: ("characters_written",),
+    ImportError: ("name", "path", "name_from"),
     NameError: ("name",),
+    SyntaxError: ("msg", "filename", "lineno", "offset", "text", "end_lineno", "end_offset"),
+    UnicodeError: ("start", "end", "reason"),
 }
 
 
@@ -55,6 +58,14 @@ class _ErrorPlaces:
 
 def describe_error(error: BaseException, codec: Codec) -> dict[str, Any]:
     """Describe an error as plain data. Never raises: a defective error class must not hide the failure."""
+    scope = current.set(None)  # reading a lost part only to describe it must not leave the run stuck
+    try:
+        return _described(error, codec)
+    finally:
+        current.reset(scope)
+
+
+def _described(error: BaseException, codec: Codec) -> dict[str, Any]:
     errors = _ErrorPlaces(error, codec)
     described = _describe_one(error, errors)
     others: list[dict[str, Any]] = []
@@ -71,7 +82,7 @@ def describe_error(error: BaseException, codec: Codec) -> dict[str, Any]:
 
 def _describe_one(error: BaseException, errors: _ErrorPlaces) -> dict[str, Any]:
     """Describe one error, and give a place to each error that it refers to."""
-    module, name = (text.encode("utf-8", "replace").decode() for text in class_name(type(error)))
+    module, name = _name_of(type(error))
     described: dict[str, Any] = {"type": f"{module}:{name}", "text": safe_text(error)}
     if "<locals>" not in name and find_class(module, name) is not type(error):
         described["base"] = _importable_base(type(error))
@@ -96,6 +107,11 @@ def _describe_one(error: BaseException, errors: _ErrorPlaces) -> dict[str, Any]:
     return described
 
 
+def _name_of(cls: type) -> tuple[str, str]:
+    module, name = (text.encode("utf-8", "replace").decode() for text in class_name(cls))
+    return module, name
+
+
 def _importable_base(cls: type) -> str:
     """Return the name of the nearest importable base of a class that cannot be imported.
 
@@ -111,7 +127,7 @@ def _importable_base(cls: type) -> str:
 def _part(value: Any, errors: _ErrorPlaces, level: int = 0) -> Any:
     """Describe a part of an error. Never raises."""
     if type(value) is Lost:
-        return {"lost": value.what, "by_rule": value.by_rule}
+        return {"lost": value.what, "by_rule": value.by_rule, "repr": value.text}
     try:
         return encode(value, errors.codec)
     except Exception:  # not plain data, or defective
@@ -124,6 +140,12 @@ def _part(value: Any, errors: _ErrorPlaces, level: int = 0) -> Any:
         return part
     if isinstance(value, BaseException):
         return {"error": errors.place(value)}
+    if isinstance(value, type):
+        module, name = _name_of(value)
+        is_found = find_class(module, name, errors.codec.home) is value
+        return (
+            {"class": f"{module}:{name}"} if is_found else {"lost": f"a {module}.{name}", "repr": type.__repr__(value)}
+        )
     if level < _LEVELS_MAX:
         if type(value) in (list, tuple):
             return {type(value).__name__: [_part(item, errors, level + 1) for item in list(value)]}
@@ -146,6 +168,11 @@ def _made_part(part: Any, where: str, errors: _ErrorPlaces | _Again) -> Any:
             return decode(part, errors.codec)
         if "error" in part:
             return errors.at(part["error"])
+        if "class" in part:
+            module, _, name = part["class"].partition(":")
+            if (cls := find_class(module, name, errors.codec.home)) is None:
+                raise LookupError(f"there is no class {module}:{name}")
+            return cls
         if "kind" in part:
             return make(part["kind"], _made_part(part["of"], where, errors))
         if "dict" in part:
@@ -155,7 +182,7 @@ def _made_part(part: Any, where: str, errors: _ErrorPlaces | _Again) -> Any:
                 return sequence(_made_part(item, f"{where}[{at}]", errors) for at, item in enumerate(items))
     except Exception as error:  # a missing class, or another version of a client: reported when the part is used
         return Lost(f"{where} ({type(error).__name__} when it was made again)")
-    return Lost(f"{where} ({part.get('lost')})", by_rule=bool(part.get("by_rule")))
+    return Lost(f"{where} ({part.get('lost')})", by_rule=bool(part.get("by_rule")), text=part.get("repr"))
 
 
 def _names_of_kind(part: dict[str, Any], errors: _ErrorPlaces) -> set[str]:
@@ -197,6 +224,11 @@ def describe_end(call: StepCall, error: BaseException) -> dict[str, Any]:
 def _own(descriptor: Any, error: BaseException) -> Any:
     """Read a member of the built-in class, even if the error's own class overrides it."""
     return descriptor.__get__(error)
+
+
+def _set_own(descriptor: Any, error: BaseException, value: Any) -> None:
+    """Set a member of the built-in class, even if the error's own class accepts no attributes."""
+    descriptor.__set__(error, value)
 
 
 def _arguments(error: BaseException) -> list[Any]:
@@ -361,10 +393,10 @@ class _Again:
         ]
         for error, described in zip(errors, self.described, strict=True):
             if (cause := described.get("cause")) is not None:
-                error.__cause__ = errors[cause]
+                _set_own(BaseException.__cause__, error, errors[cause])
             if (context := described.get("context")) is not None:
-                error.__context__ = errors[context]
-            error.__suppress_context__ = bool(described.get("suppress"))
+                _set_own(BaseException.__context__, error, errors[context])
+            _set_own(BaseException.__suppress_context__, error, bool(described.get("suppress")))
 
 
 def _made_class(described: dict[str, Any], module: str, qualname: str, codec: Codec) -> type | None:
@@ -397,7 +429,7 @@ def _rebuilt_alone(cls: type[BaseException], described: dict[str, Any], again: _
     fields = (errno, strerror, filename, None, filename2)
     used = 5 if filename2 is not None else 3 if filename is not None else 2 if errno is not None else 0
     error = _made(cls, fields[:used])
-    error.args = arguments
+    _set_own(BaseException.args, error, arguments)
     return error
 
 
@@ -426,5 +458,5 @@ def _made(cls: type[BaseException], arguments: tuple[Any, ...]) -> BaseException
     try:
         builtin.__init__(error, *arguments)  # type: ignore[misc]  # sets the filename of an OSError
     except Exception:  # the class calls this constructor with other arguments
-        error.args = arguments
+        _set_own(BaseException.args, error, arguments)
     return error

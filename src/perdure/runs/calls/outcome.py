@@ -124,7 +124,7 @@ def _package(definition: Any) -> str:
 def _is_refusal(error: BaseException) -> bool:
     """Return whether an error stands for an HTTP response that refuses the request."""
     status = _status(error)
-    return isinstance(status, int) and 400 <= status < 500 and status not in _NOT_REFUSED
+    return issubclass(type(status), int) and 400 <= status < 500 and status not in _NOT_REFUSED
 
 
 def _status(error: BaseException) -> Any:
