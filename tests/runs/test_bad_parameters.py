@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
 from typing import Any
 
 import pytest
@@ -10,26 +10,19 @@ import pytest
 import perdure
 
 
-def by_id(id: str = "d") -> str:
-    return id
-
-
-def by_queue(*, queue: str) -> str:
-    return queue
-
-
-def by_priority(n: int, priority: int = 0) -> int:
-    return n + priority
-
-
-def by_delay(delay_s: float) -> float:
-    return delay_s
-
-
-@pytest.mark.parametrize("fn", [by_id, by_queue, by_priority, by_delay])
-def test_a_parameter_that_store_run_would_swallow_is_refused_at_decoration(fn: Callable[..., Any]) -> None:
-    with pytest.raises(perdure.errors.UsageError, match=r"takes for itself.*Rename it, such as"):
-        perdure.durable(fn)
+def test_every_option_of_starting_a_run_is_refused_as_a_parameter_at_decoration() -> None:
+    options = {
+        parameter.name
+        for starting in (perdure.Store.run, perdure.Store.start, perdure.spawn)
+        for parameter in inspect.signature(starting).parameters.values()
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
+    assert options >= {"id", "queue", "delay_s"}
+    for option in sorted(options):
+        for parameters in (f"{option}=1", f"n, *, {option}"):
+            fn: Any = eval(f"lambda {parameters}: 0")
+            with pytest.raises(perdure.errors.UsageError, match=r"takes for itself.*Rename it, such as"):
+                perdure.durable(name="takes")(fn)
 
 
 def test_a_parameter_that_has_no_name_for_callers_is_fine(sync_lab: Any) -> None:

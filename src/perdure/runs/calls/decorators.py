@@ -31,8 +31,8 @@ from perdure.runs.journal.rows import TASK
 from perdure.storage.events import event
 from perdure.threads.checks import check_name
 
-# The options of store.run(), and a name that a parameter of a durable function can have instead.
-_OF_STARTING = {"id": "order_id", "queue": "queue_name", "priority": "rank", "delay_s": "wait_s",
+# The options of store.run(), start() and perdure.spawn(), and a name that a parameter of a durable function can have.
+_OF_STARTING = {"id": "order_id", "queue": "queue_name", "priority": "rank", "delay_s": "wait_s", "tags": "labels",
                 "key": "item_key", "debounce_s": "quiet_s", "singleton": "single"}  # fmt: skip
 P = ParamSpec("P")
 Q = ParamSpec("Q")
