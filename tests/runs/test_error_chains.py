@@ -7,6 +7,7 @@ import decimal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import httpx
@@ -104,6 +105,15 @@ class Broken(Exception):
         vars(self).update(given)
 
 
+def with_notes() -> None:
+    try:
+        raise KeyError("inner")
+    except KeyError:
+        error = ValueError("outer", 7)
+        error.add_note("while counting")
+        raise error  # noqa: B904  # its context is what is looked at
+
+
 def with_itself() -> None:
     error = Broken(code=7)
     vars(error)["itself"] = vars(error)["__special__"] = error
@@ -130,6 +140,21 @@ def with_a_class() -> None:
     raise TypeError("wanted", int, [Declined])
 
 
+class Reason(Enum):
+    DECLINED = "card_declined"
+    EXPIRED = "card_expired"
+
+
+class PaymentFailed(Exception):
+    def __init__(self, reason: Reason, tried: list[Reason]) -> None:
+        super().__init__(reason, tried)
+        self.reason = reason
+
+
+def with_members_of_an_enum() -> None:
+    raise PaymentFailed(Reason.DECLINED, [Reason.EXPIRED])
+
+
 def of_decimals() -> None:
     decimal.Decimal("x")
 
@@ -153,6 +178,14 @@ ERRORS: dict[Callable[[], None], tuple[type[Exception], Reads]] = {
     in_a_group: (
         ExceptionGroup,
         {"members": lambda e: [repr(member) for member in e.exceptions[1:]], "depth": depth_of_group},
+    ),
+    with_notes: (
+        ValueError,
+        {"notes": lambda e: e.__notes__, "context": lambda e: repr(e.__context__), "args": lambda e: e.args},
+    ),
+    with_members_of_an_enum: (
+        PaymentFailed,
+        {"args": lambda e: e.args, "is": lambda e: e.reason is Reason.DECLINED, "text": str},
     ),
     with_causes: (RuntimeError, CHAIN),
     from_none: (ValueError, CHAIN),

@@ -7,6 +7,7 @@ import json
 import subprocess
 import urllib.error
 from collections.abc import Callable, Iterator
+from enum import Enum
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -189,13 +190,19 @@ def by_aiohttp_unreachable(url: str) -> None:
     asyncio.run(get())
 
 
-def with_notes(url: str) -> None:
-    try:
-        raise KeyError("inner")
-    except KeyError:
-        error = ValueError("outer", 7)
-        error.add_note("while counting")
-        raise error  # noqa: B904  # its context is what is looked at
+class Reason(Enum):
+    DECLINED = "card_declined"
+    EXPIRED = "card_expired"
+
+
+class PaymentFailed(Exception):
+    def __init__(self, reason: Reason, tried: list[Reason]) -> None:
+        super().__init__(reason, tried)
+        self.reason = reason
+
+
+def with_members_of_an_enum(url: str) -> None:
+    raise PaymentFailed(Reason.DECLINED, [Reason.EXPIRED])
 
 
 def history_of(error: Any) -> list[Any]:
@@ -324,9 +331,9 @@ ERRORS: dict[Callable[[str], None], tuple[type[Exception], Reads]] = {
         },
     ),
     by_aiohttp_unreachable: (aiohttp.ClientConnectorError, UNREACHABLE),
-    with_notes: (
-        ValueError,
-        {"notes": lambda e: e.__notes__, "context": lambda e: repr(e.__context__), "args": lambda e: e.args},
+    with_members_of_an_enum: (
+        PaymentFailed,
+        {"reason": lambda e: e.reason, "is": lambda e: e.reason is Reason.DECLINED, "args": lambda e: e.args},
     ),
 }
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from enum import Enum
 from types import MemberDescriptorType
-from typing import Any
+from typing import Any, cast
 
 from perdure.errors import StepFailed
 from perdure.runs.calls.error_parts import KINDS, Lost, kind_of, make
@@ -141,17 +142,22 @@ def _part(value: Any, errors: _ErrorPlaces, level: int = 0) -> Any:
     if isinstance(value, BaseException):
         return {"error": errors.place(value)}
     if isinstance(value, type):
-        module, name = _name_of(value)
-        is_found = find_class(module, name, errors.codec.home) is value
-        return (
-            {"class": f"{module}:{name}"} if is_found else {"lost": f"a {module}.{name}", "repr": type.__repr__(value)}
-        )
+        name = _findable(value, errors)
+        return {"class": name} if name else {"lost": f"a {default_name(value)}", "repr": type.__repr__(value)}
+    if isinstance(value, Enum) and value.name in type(value).__members__ and (name := _findable(type(value), errors)):
+        return {"class": name, "member": value.name}
     if level < _LEVELS_MAX:
         if type(value) in (list, tuple):
             return {type(value).__name__: [_part(item, errors, level + 1) for item in list(value)]}
         if type(value) is dict and all(type(key) is str for key in value):
             return {"dict": {key: _part(item, errors, level + 1) for key, item in list(value.items())}}
     return {"lost": f"a {default_name(type(value))}"}
+
+
+def _findable(cls: type, errors: _ErrorPlaces) -> str | None:
+    """Return the name of a class, or None if the class cannot be looked up by it."""
+    module, name = _name_of(cls)
+    return f"{module}:{name}" if find_class(module, name, errors.codec.home) is cls else None
 
 
 def _kind_part(kind: str, value: Any, errors: _ErrorPlaces, level: int = 0) -> dict[str, Any] | None:
@@ -172,7 +178,7 @@ def _made_part(part: Any, where: str, errors: _ErrorPlaces | _Again) -> Any:
             module, _, name = part["class"].partition(":")
             if (cls := find_class(module, name, errors.codec.home)) is None:
                 raise LookupError(f"there is no class {module}:{name}")
-            return cls
+            return cast("type[Enum]", cls).__members__[part["member"]] if "member" in part else cls
         if "kind" in part:
             return make(part["kind"], _made_part(part["of"], where, errors))
         if "dict" in part:
