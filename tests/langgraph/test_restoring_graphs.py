@@ -11,6 +11,7 @@ import pytest
 from graph_kit import AnyGraph, at
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Command, interrupt
+from snapshot_kit import moment_between
 
 import perdure
 from perdure.forensics import sandbox
@@ -92,6 +93,33 @@ def test_a_graph_goes_back_and_continues(saver_url: str) -> None:
         assert len(booked) == before, "what a task has done is answered from its record"
         store.restore(done.undo)
         assert {thread: shown(agent(other), thread) for thread in late} == late
+        assert store.ops.verify().ok
+
+
+def test_a_graph_goes_back_to_an_instant(saver_url: str) -> None:
+    booked.clear()
+    with PerdureSaver(saver_url) as saver:
+        graph, store = agent(saver), saver.store
+        graph.invoke({"log": ["t"]}, at("t"))
+        then, instant = shown(graph, "t"), moment_between(store)
+        graph.invoke(Command(resume="yes"), at("t"))
+        assert [str(change) for change in store.restore(at=instant).changes] == ["set back thread t"]
+        [states, checkpoints], [old_states, old_checkpoints] = shown(graph, "t"), then
+        assert [one[0] for one in checkpoints] == [one[0] for one in old_checkpoints]
+        assert [one.values for one in states] == [one.values for one in old_states]
+        graph.invoke(None, at("t"))
+        assert sorted(graph.invoke(Command(resume="no"), at("t"))["log"]) == ["aisle", "beside", "no", "plan", "t"]
+        assert len(booked) == 1, "what a task has done is answered from its record"
+        instant = moment_between(store)
+        graph.invoke({"log": ["again"]}, at("t"))
+        with pytest.raises(perdure.UsageError, match=r"had effects since 20.*\(t\).*keys=\"new\""):
+            store.restore(at=instant)
+        store.ops.retention(runs="0s")
+        graph.invoke(Command(resume="yes"), at("t"))
+        store.ops.sweep_runs()
+        with pytest.raises(perdure.UsageError, match=r"or may have had \(t\).*keys=\"new\""):
+            store.restore(at=instant)
+        store.restore(at=instant, keys="new")
         assert store.ops.verify().ok
 
 

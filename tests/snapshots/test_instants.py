@@ -216,5 +216,3 @@ def test_a_restore_to_an_instant_brings_back_threads_and_memory(store: perdure.S
     assert content(store) == now
     assert "instant" in store.ops.actions()[0].subject
     assert store.ops.verify().problems == ()
-    with pytest.raises(UsageError, match="go back to a snapshot, not to an instant"):
-        store.restore(at=at, runs="rewind")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +88,12 @@ def key_pair(folder: Path, name: str) -> tuple[Path, Path]:
     private.write_bytes(key.private_bytes(pem, serialization.PrivateFormat.PKCS8, raw))
     public.write_bytes(key.public_key().public_bytes(pem, serialization.PublicFormat.SubjectPublicKeyInfo))
     return private, public
+
+
+def moment_between(store: perdure.Store) -> datetime:
+    """A time that is a millisecond after all that was written, and before what is written next."""
+    clock = store._context.clock_us
+    at = clock() + 2000
+    while clock() < at + 2000:
+        pass
+    return datetime.fromtimestamp(at / 1e6, UTC)

@@ -48,5 +48,5 @@ CREATE TRIGGER {table}_removed AFTER DELETE ON {table} REFERENCING OLD TABLE AS 
 
 def known_from(tenant: int) -> Program[dict[str, int]]:
     """Return from when on all rows of a table are known, by the table's name; 0 if none was ever removed."""
-    [rows] = yield Batch(_UNTIL(tenant=tenant), last=True)
+    [rows] = yield Batch(_UNTIL(tenant=tenant))
     return {"thread": 0, "run": 0, "memory_item": 0} | dict(rows)

@@ -63,6 +63,7 @@ RUN = Table(
         Column("key", "text", null=True),  # what it shares with runs that it must not overlap: a schedule, a singleton
         Column("turn", "int", null=True),  # of a member of a team: how many messages it has taken; NULL: it is none
         Column("crashes", "int", default="0"),  # of a member: how often its next message has failed
+        Column("reopened_at", "int", default="0"),  # when it was last retried or undone after its end, or rewound
     ),
     ("run",),
     (
@@ -132,6 +133,7 @@ class RunRow(NamedTuple):
     key: str | None
     turn: int | None
     crashes: int
+    reopened_at: int
 
 
 def tags_of(text: str | None) -> dict[str, str]:

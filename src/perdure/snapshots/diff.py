@@ -29,6 +29,7 @@ from perdure.runs.journal.rows import TASK
 from perdure.runs.maintenance.deployments import deployments
 from perdure.runs.schedules.rows import DEFINITION
 from perdure.runs.tables import PARTS, SCHEDULE
+from perdure.snapshots.cutting import head_at
 from perdure.snapshots.rows import SnapshotRow, check_kept
 from perdure.storage.program import Batch, Flow, Program, Sql, adrive, drive, either, read, side_by_side
 from perdure.threads.compare import compare
@@ -45,7 +46,7 @@ T = TypeVar("T")
 _NOW = 2**62  # later than every snapshot
 AT_ONCE = 50  # threads or items, in one transaction
 Subject = Literal["thread", "run", "item", "deployment", "schedule"]
-_ORDER: tuple[Subject, ...] = get_args(Subject)  # of a difference; within a subject by namespace and name
+ORDER: tuple[Subject, ...] = get_args(Subject)  # of a difference; within a subject by namespace and name
 Kind = Literal["added", "removed", "changed"]
 MOVING = ("queued", "running", "waiting")  # what becomes of such a run is up to workers
 
@@ -183,11 +184,13 @@ def _kinds(pairs: _Pairs, content: Callable[[Any], Any] = tuple) -> dict[Any, Ki
     """Return the keys that were added or removed, or have another content."""
     kinds: dict[Any, Kind] = {}
     for key, (old, new) in pairs.items():
-        if old is None or new is None:
-            kinds[key] = "added" if old is None else "removed"
-        elif content(old) != content(new):
-            kinds[key] = "changed"
+        if old is None or new is None or content(old) != content(new):
+            kinds[key] = kind_of(old, new)
     return kinds
+
+
+def kind_of(then: object, now: object) -> Kind:
+    return "added" if then is None else "removed" if now is None else "changed"
 
 
 def _threads(pairs: _Pairs, lines: set[Any]) -> tuple[dict[str, Kind], set[str]]:
@@ -225,8 +228,8 @@ def changes_after(changes: Sequence[SnapshotChange], cursor: str | None) -> Sequ
         return changes
     try:
         what, *namespace, name = orjson.loads(cursor)
-        place = (_ORDER.index(what), tuple(namespace), name)
-        return [one for one in changes if (_ORDER.index(one.what), one.namespace, one.name) > place]
+        place = (ORDER.index(what), tuple(namespace), name)
+        return [one for one in changes if (ORDER.index(one.what), one.namespace, one.name) > place]
     except (ValueError, TypeError):
         raise UsageError(f"after={cursor!r}: the `cursor` of the last change of a page") from None
 
@@ -247,7 +250,7 @@ class ThreadAt(NamedTuple):
     content: Any  # what is compared: its state and metadata, or a digest of all of it; an error equals nothing
 
 
-_LABELLED = Sql(
+LABELLED = Sql(
     """SELECT 1 FROM label WHERE tenant = :tenant AND thread = :thread
     UNION ALL SELECT 1 FROM write WHERE tenant = :tenant AND thread = :thread LIMIT 1"""
 )
@@ -259,23 +262,31 @@ def read_at(ctx: StoreContext, op: Callable[[], Program[T]]) -> Flow[T]:
 
 
 def both_times(
-    past: StoreContext, live: StoreContext, program: Callable[[K], Program[T]], of: Sequence[K]
+    past: StoreContext,
+    live: StoreContext,
+    of: Sequence[K],
+    then: Callable[[K], Program[T]],
+    now: Callable[[K], Program[T]] | None = None,
 ) -> Flow[list[tuple[T, T]]]:
-    """Run a reading program for each of `of`, in the past and in the live store."""
-
-    def look() -> Program[list[T]]:
-        return side_by_side([program(each) for each in of])
-
-    return list(zip((yield from read_at(past, look)), (yield from read_at(live, look)), strict=True))
+    """Run a reading program for each of `of`: `then` in the past, and `now`, or the same, in the live store."""
+    before = yield from read_at(past, lambda: side_by_side([then(each) for each in of]))
+    after = yield from read_at(live, lambda: side_by_side([(now or then)(each) for each in of]))
+    return list(zip(before, after, strict=True))
 
 
-def thread_at(tenant: int, name: str) -> Program[ThreadAt | None]:
+def thread_at(tenant: int, name: str, *, at: int | None = None, by_head: bool = False) -> Program[ThreadAt | None]:
+    """Return a thread now, or as it was at an instant; None if there is none.
+
+    `by_head`: it is its newest checkpoint, also if it has labels. Without a checkpoint it does not count as there."""
     row = yield from thread_or_stub(tenant, name)
-    if row is None:
+    if row is not None and at is not None:
+        row = row._replace(head=None if row.created_at > at else (yield from head_at(tenant, row, at)))
+    if row is None or (by_head and row.head is None):
         return None
-    [labelled] = yield Batch(_LABELLED(tenant=tenant, thread=row.thread))
+    [labelled] = yield Batch(LABELLED(tenant=tenant, thread=row.thread))
     try:
-        state = None if labelled or row.head is None else (yield from read_state(tenant, row.tree, row.head))
+        is_whole = labelled and not by_head
+        state = None if is_whole or row.head is None else (yield from read_state(tenant, row.tree, row.head))
         content = (state.data, metadata_of(row)) if state else (yield from thread_digest(tenant, name))
         return ThreadAt(row, bool(labelled), state, content)
     except Damaged as error:
@@ -286,19 +297,11 @@ def same_content(then: ThreadAt | None, now: ThreadAt | None) -> bool:
     return bool((then and then.content) == (now and now.content))
 
 
-def same_threads(
-    past: StoreContext, live: StoreContext, tenant: int, names: Iterable[str], *, strict: bool = False
-) -> Flow[set[str]]:
-    """Return the names of the threads that hold the same at both times.
-
-    `strict`: raise Damaged if a thread of the past cannot be read.
-    """
+def same_threads(past: StoreContext, live: StoreContext, tenant: int, names: Iterable[str]) -> Flow[set[str]]:
+    """Return the names of the threads that hold the same at both times."""
     same: set[str] = set()
     for some in in_batches(sorted(names)):
-        pairs = yield from both_times(past, live, partial(thread_at, tenant), some)
-        for then, _ in pairs:
-            if strict and then is not None and isinstance(then.content, Damaged):
-                raise then.content
+        pairs = yield from both_times(past, live, some, partial(thread_at, tenant))
         same |= {name for name, pair in zip(some, pairs, strict=True) if same_content(*pair)}
     return same
 

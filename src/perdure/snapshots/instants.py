@@ -24,12 +24,12 @@ from perdure.runs.handle import Run
 from perdure.runs.journal.rows import TASK
 from perdure.runs.journal.thread_runs import drop_of_thread
 from perdure.runs.run_table import RunInfo
-from perdure.snapshots.cutting import cut_family, cut_thread, head_at
+from perdure.snapshots.cutting import check_complete, cut_family, cut_thread, head_at
 from perdure.snapshots.handle import Snapshot, list_snapshots
 from perdure.storage.program import Flow, Program, Sql, aside, drive, fetch, read, write, write_repair
 from perdure.storage.twins import awaited, blocking
 from perdure.threads.checks import check_limit, microseconds
-from perdure.threads.context import Handle, StoreContext
+from perdure.threads.context import Handle
 from perdure.threads.models import ThreadInfo, moment
 from perdure.threads.thread import Thread
 from perdure.transfers.run_rows import add_runs
@@ -55,7 +55,6 @@ _ASKING = Sql(
             WHERE w.tenant = a.tenant AND w.run = a.run AND w.path = a.path AND w.at > :at))
     ORDER BY r.id"""
 )
-_NAMES = {"thread": "threads were", "run": "runs were", "memory_item": "versions of items were"}
 
 
 def instant_us(when: Time, now: int) -> int:
@@ -201,13 +200,8 @@ class Instant(Handle):
     def complete(self, table: str) -> Flow[None]:
         """Raise HistoryGone unless every row of a table that was there then is there still."""
         tenant = (yield from self._context.tenant()) or 0
-        known = (yield from read(partial(known_from, tenant)))[table]
-        if known > self._at:
-            here = "the store" if self.snapshot is None else f"snapshot {self.snapshot.name!r}"
-            raise HistoryGone(
-                f"{_NAMES[table]} removed since {self.when:%Y-%m-%d %H:%M:%S%z}, so that instant cannot be shown: "
-                f"{here} is complete from {moment(known):%Y-%m-%d %H:%M:%S%z} on. Snapshots keep what is removed later"
-            )
+        here = "the store" if self.snapshot is None else f"snapshot {self.snapshot.name!r}"
+        yield from read(partial(check_complete, tenant, table, self._at, here))
 
     # --- the copies
 
@@ -232,12 +226,6 @@ class Instant(Handle):
             if name not in self._known:
                 transfer_some(self._context, copy._context, [name], (), "", None, move=False)
                 self._cut(copy, [name])
-
-    def give_thread(self, name: str, target: StoreContext) -> None:
-        """Copy a thread as it was into a store that has none of its name."""
-        with self._copying:
-            self._bring_thread(name)
-            transfer_some(self._store()._context, target, [name], (), "", None, move=False)
 
     def _cut(self, copy: Store, names: Sequence[str]) -> None:
         tenant = drive(copy._context.driver, copy._context.ensure_tenant())

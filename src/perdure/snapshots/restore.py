@@ -1,4 +1,4 @@
-"""`store.restore(snapshot)`: bring back the threads, items, runs and deployments that differ from a snapshot.
+"""`store.restore(…)`: bring back the threads, items, runs and deployments that differ from a snapshot or an instant.
 
 The store first takes a snapshot: restoring that one undoes the restore. Then each thread, item and run comes back whole
 or not at all. A plain thread gets a new head, and an item a new version. A thread with labels is replaced. A run is
@@ -7,25 +7,27 @@ left alone or rewound (`rewind.py`). What was created since is deleted. After a 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 
 from blake3 import blake3
 
-from perdure.errors import Conflict, NotFound, ReadOnlyStore, UsageError
+from perdure.errors import Conflict, Damaged, NotFound, ReadOnlyStore, UsageError
 from perdure.log import gc
-from perdure.log.thread_table import ThreadRow, metadata_of, thread_or_stub
+from perdure.log.thread_table import ThreadRow, find_thread, metadata_of, thread_or_stub
 from perdure.memory import flows as memory
 from perdure.memory.labels import check_key, path_of
 from perdure.memory.rows import CARRIED, DELETED, NewVersion, read_keys
 from perdure.snapshots import diff, rewind, rows
+from perdure.snapshots.cutting import set_back
 from perdure.snapshots.diff import SnapshotChange, ThreadAt
 from perdure.snapshots.handle import Snapshot, list_snapshots
+from perdure.snapshots.points import RestorePoint
 from perdure.storage.program import (
     Batch,
     ConstraintFailed,
@@ -124,6 +126,15 @@ class RestoreScope:
         if self.keys not in (None, "same", "new") or (self.keys == "same" and not self.runs):
             raise UsageError('restore(keys=…): "same", together with runs="rewind", or "new"')
 
+    @property
+    def subjects(self) -> set[diff.Subject]:
+        """Which of threads, items and runs it covers, in whole or in part."""
+        whole = self.threads is None and self.namespaces is None
+        covers: dict[diff.Subject, object] = {
+            "thread": whole or self.threads, "item": whole or self.namespaces, "run": self.runs
+        }  # fmt: skip
+        return {subject for subject, is_covered in covers.items() if is_covered}
+
     def has(self, change: SnapshotChange) -> bool:
         if change.what == "run":
             return self.runs is not None
@@ -157,52 +168,52 @@ class RestoreScope:
         return ", ".join([*(self.threads or ()), *map("/".join, self.namespaces or ())]) or "everything"
 
 
-def restore(snapshots: SnapshotStore, snap: Snapshot, scope: RestoreScope, *, dry_run: bool) -> Flow[SnapshotRestore]:
-    """Compare the store with a snapshot, plan the changes, and make them unless it is a `dry_run`. Return them."""
-    ctx, past, row = snapshots._context, snap.store._context, snap._row
+def restore(
+    snapshots: SnapshotStore, point: RestorePoint, scope: RestoreScope, *, dry_run: bool
+) -> Flow[SnapshotRestore]:
+    """Compare the store with a point, plan the changes, and make them unless it is a `dry_run`. Return them."""
+    ctx = snapshots._context
     tenant = (yield from ctx.tenant()) or 0  # 0: nothing was ever written for it
-    changes, _ = yield from read(partial(diff.changed_rows, tenant, row, None, ctx.clock_us()))
-    chosen = [change for change in changes if scope.has(change)]
+    differences = yield from point.differences(ctx, tenant, scope.subjects)
+    chosen = [change for change in differences.changes if scope.has(change)]
     yield from read(partial(scope.check, tenant))
-    runs = yield from read(partial(rewind.runs_of, tenant, row, chosen, scope.keys))
-    keys = rewind.KeyChoice(scope.keys, ctx.entropy(16))
-    back = _Restorer(ctx, past, tenant, row.epoch, f"restored from snapshot {snap.name}", keys)
+    runs = yield from read(partial(rewind.runs_of, tenant, point, chosen, differences.runs, scope.keys))
+    back = _Restorer(ctx, point, tenant, rewind.KeyChoice(scope.keys, ctx.entropy(16)))
     items = yield from back.find_items([_place(change) for change in chosen if change.what == "item"])
-    threads = [change.name for change in chosen if change.what == "thread"]
-    same = yield from diff.same_threads(past, ctx, tenant, threads, strict=True)
+    threads = yield from back.find_threads([change.name for change in chosen if change.what == "thread"])
 
-    def goes_back(change: SnapshotChange) -> bool:
-        if change.what == "thread":
-            return change.name not in same
-        if change.what == "item":
-            return _place(change) in items
-        return change.what in ("deployment", "schedule") or change.name in runs
+    def kind(one: SnapshotChange) -> diff.Kind | None:
+        if one.what == "thread":
+            return threads.get(one.name)
+        if one.what == "item":
+            return items[_place(one)].kind if _place(one) in items else None
+        return one.kind if one.what != "run" or one.name in runs else None
 
-    stores = snapshots._whole, snap.store
-    going = [change for change in chosen if goes_back(change)]
-    plan = [RestoreChange(each.what, ACTIONS[each.kind], each.name, each.namespace, stores) for each in going]
+    stores = snapshots._whole, point.shown
+    going = [(each, action) for each in chosen if (action := kind(each)) is not None]
+    plan = [RestoreChange(each.what, ACTIONS[kind], each.name, each.namespace, stores) for each, kind in going]
     if scope.keys != "new":
-        yield from read(partial(rewind.refuse_effects, tenant, row, going))
-    undo = None if dry_run else (yield from begin_undo(snapshots, snap, scope, tenant, plan))
+        yield from rewind.refuse_effects(ctx, tenant, point, {name for name in threads if threads[name] != "added"})
+    undo = None if dry_run else (yield from begin_undo(snapshots, point, scope, tenant, plan))
     if undo is not None:
         try:
-            for some in diff.in_batches([change.name for change in plan if change.what == "thread"]):
+            for some in diff.in_batches([*threads]):
                 yield from back.threads(some)
             yield from back.runs(runs.values())
             yield from back.items(items)
             for name in [one.name for one in plan if one.what == "deployment"]:
-                yield from change(*rewind.rows_back(["deployment"], row.epoch, tenant=tenant, function=name))
+                yield from change(*rewind.rows_back(["deployment"], point.epoch, tenant=tenant, function=name))
             for name in [one.name for one in plan if one.what == "schedule"]:
-                yield from write(partial(rewind.schedule_back, tenant, name, row.epoch, ctx.clock_us()))
+                yield from write(partial(rewind.schedule_back, tenant, name, point.epoch, ctx.clock_us()))
         except ReadOnlyStore:  # a replica: nothing was written
             yield from undo._release()
             raise
-        yield from write(partial(rows.finish_undo, undo._row, f"before {snap.name} was restored"))
-    return SnapshotRestore(snap.name, tuple(plan), undo)
+        yield from write(partial(rows.finish_undo, undo._row, f"before {point.name} was restored"))
+    return SnapshotRestore(point.name, tuple(plan), undo)
 
 
 def begin_undo(
-    snapshots: SnapshotStore, snap: Snapshot, scope: RestoreScope, tenant: int, plan: Sequence[RestoreChange]
+    snapshots: SnapshotStore, point: RestorePoint, scope: RestoreScope, tenant: int, plan: Sequence[RestoreChange]
 ) -> Flow[Snapshot | None]:
     """Return the snapshot that undoes a restore, or None if there is nothing to undo.
 
@@ -210,7 +221,7 @@ def begin_undo(
     written after that, the old snapshot lacks it: it is marked as finished, and a new one is taken.
     """
     ctx = snapshots._context
-    call = blake3(f"{snap._row.token} {tenant} {scope}".encode()).hexdigest()  # by token: a name can be used again
+    call = blake3(f"{point.token} {tenant} {scope}".encode()).hexdigest()  # by token: a name can be used again
     for begun in (yield from list_snapshots(snapshots._whole)):
         if begun.manifest.get("restores") != call:
             continue
@@ -218,24 +229,28 @@ def begin_undo(
         written = {(change.what, change.namespace, change.name) for change in since}
         if not any((change.what, change.namespace, change.name) in written for change in plan):
             return begun
-        yield from write(partial(rows.finish_undo, begun._row, f"before {snap.name} was restored, in part"))
+        yield from write(partial(rows.finish_undo, begun._row, f"before {point.name} was restored, in part"))
     if not plan:
         return None
-    note = f"{snap.name} is being restored ({scope} of tenant {ctx.tenant_name}): the same call finishes it"
+    note = f"{point.name} is being restored ({scope} of tenant {ctx.tenant_name}): the same call finishes it"
     return (yield from snapshots._snapshot("undo", note, None, numbered=True, restores=call))
 
 
-class _Restorer:
-    """Brings threads, items and runs back to the state of one snapshot."""
+class BackItem(NamedTuple):
+    kind: diff.Kind
+    version: NewVersion  # that it gets
 
-    def __init__(
-        self, ctx: StoreContext, past: StoreContext, tenant: int, epoch: int, note: str, keys: rewind.KeyChoice
-    ) -> None:
-        self._ctx, self._past, self._tenant, self._epoch, self._note = ctx, past, tenant, epoch, note
-        self._keys = keys
+
+class _Restorer:
+    """Brings threads, items and runs back to what a restore point has."""
+
+    def __init__(self, ctx: StoreContext, point: RestorePoint, tenant: int, keys: rewind.KeyChoice) -> None:
+        self._ctx, self._point, self._tenant, self._keys = ctx, point, tenant, keys
+        self._past = point.past
+        self._note = f"restored from snapshot {point.name}" if point.at is None else f"restored as of {point.name}"
 
     def _pages(self, name: str) -> Flow[Pages | None]:
-        """Return a function that opens the pages of a thread in the snapshot; None if the snapshot has no such thread.
+        """Return a function that opens the pages of a thread in the past; None if there is no such thread.
 
         The pages are read while they are written. A store in memory has one connection, so it is read first.
         """
@@ -248,18 +263,29 @@ class _Restorer:
         yield from diff.read_at(self._past, partial(op, pages.append))
         return lambda: nullcontext(iter(pages))
 
+    def find_threads(self, names: Sequence[str]) -> Flow[dict[str, diff.Kind]]:
+        """Return how threads differ. Raises Damaged if one cannot be read as it was."""
+        kinds: dict[str, diff.Kind] = {}
+        for some in diff.in_batches(names):
+            pairs = yield from self._point.threads(self._ctx, self._tenant, some)
+            for name, (then, now) in zip(some, pairs, strict=True):
+                if then is not None and isinstance(then.content, Damaged):
+                    raise then.content
+                if not diff.same_content(then, now):
+                    kinds[name] = diff.kind_of(then, now)
+        return kinds
+
     def threads(self, names: Sequence[str], attempt: int = 0) -> Flow[None]:
         """Restore threads. New heads are written in one transaction, because each commit waits for the disk."""
         heads: list[tuple[ThreadAt, ThreadAt]] = []
-        look = partial(diff.thread_at, self._tenant)
-        pairs = yield from diff.both_times(self._past, self._ctx, look, names)
+        pairs = yield from self._point.threads(self._ctx, self._tenant, names)
         for name, (then, now) in zip(names, pairs, strict=True):
             if diff.same_content(then, now):
                 continue
             if then and now and then.state and not now.labelled and now.row.thread == then.row.thread:
                 heads.append((then, now))
             else:
-                yield from self._replace(name)
+                yield from self._replace(name, then)
         heads.sort(key=lambda pair: pair[1].row.thread)
         if not heads or (yield from self._append(heads)):
             return
@@ -299,40 +325,45 @@ class _Restorer:
             self._ctx.cache.put(key, base_of(now.state, now.row))
         return Save(self._ctx, cursor, self._note, expect=now.row.head, text=then.state.data, kind="restore")
 
-    def _replace(self, name: str) -> Flow[None]:
+    def _replace(self, name: str, then: ThreadAt | None) -> Flow[None]:
         """Delete the thread that has a name, and bring back the one that had it."""
-        pages = yield from self._pages(name)
-        gone = yield from _commit(partial(replace_thread, self._tenant, name, pages, self._epoch, self._keys))
+        pages = None if then is None else (yield from self._pages(name))
+        head = None if then is None or self._point.at is None else (then.row.head, self._point.at)
+        gone = yield from _commit(
+            partial(replace_thread, self._tenant, name, pages, self._point.epoch, self._keys, head)
+        )
         if gone is not None:
             self._ctx.cache.forget(self._tenant, gone.tree)
             if pages is None:
                 yield from gc.tell_domains(self._tenant, [gone.thread])
 
-    def find_items(self, places: Sequence[Place]) -> Flow[dict[Place, NewVersion]]:
+    def find_items(self, places: Sequence[Place]) -> Flow[dict[Place, BackItem]]:
         """Return the versions that items get. Items that are unchanged, or have expired since, get none."""
-        versions: dict[Place, NewVersion] = {}
+        back: dict[Place, BackItem] = {}
         look = partial(item_at, self._tenant, self._ctx.clock_us())
         for some in diff.in_batches(places):
-            pairs = yield from diff.both_times(self._past, self._ctx, look, some)
+            pairs = yield from diff.both_times(self._past, self._ctx, some, partial(look, then=self._point.at), look)
             for place, ((content, version), (now, _)) in zip(some, pairs, strict=True):
                 if content != now:
-                    versions[place] = version
-        return versions
+                    back[place] = BackItem(diff.kind_of(content, now), version)
+        return back
 
-    def items(self, versions: dict[Place, NewVersion]) -> Flow[None]:
-        for path, places in groupby(versions, key=lambda place: place[0]):
-            for some in diff.in_batches([versions[place] for place in places]):
+    def items(self, back: dict[Place, BackItem]) -> Flow[None]:
+        for path, places in groupby(back, key=lambda place: place[0]):
+            for some in diff.in_batches([back[place].version for place in places]):
                 yield from memory.write_versions(self._ctx, path, some, self._ctx.clock_us())
 
     def runs(self, changed: Iterable[rewind.ChangedRun]) -> Flow[None]:
         """Rewind runs. Each goes back with its children and their states in one transaction."""
         for _, family in groupby(sorted(changed, key=attrgetter("root", "run")), key=attrgetter("root")):
-            runs, states = [*family], []
+            runs, states = [*family], dict[int, Pages | None]()
             for run in runs:
-                pages = yield from self._pages(run.state)
-                states.append(pages)
+                if self._point.at is not None and run.kind == "added":
+                    states[run.run] = None
+                elif self._point.row is not None:  # else the states that it had are where they were
+                    states[run.run] = yield from self._pages(run.state)
             now = self._ctx.clock_us()
-            yield from _commit(partial(rewind_family, self._tenant, runs, states, self._epoch, now, self._keys))
+            yield from _commit(partial(rewind_family, self._tenant, runs, states, self._point, now, self._keys))
 
 
 def _commit(op: Callable[[], Program[T]]) -> Flow[T]:
@@ -361,11 +392,16 @@ def item_at(tenant: int, now: int, place: Place, *, then: int | None = None) -> 
 
 
 def replace_thread(
-    tenant: int, name: str, pages: Pages | None, epoch: int, keys: rewind.KeyChoice
+    tenant: int,
+    name: str,
+    pages: Pages | None,
+    epoch: int,
+    keys: rewind.KeyChoice,
+    head: tuple[int | None, int] | None = None,
 ) -> Program[ThreadRow | None]:
     """Replace the thread of a name by what a snapshot holds of it, with its tasks. Return the row of the one replaced.
 
-    A thread that was archived then is archived again.
+    A thread that was archived then is archived again. `head`: an older one that it gets, and the instant of that.
     """
     row = yield from thread_or_stub(tenant, name)
     if row is not None:
@@ -378,18 +414,28 @@ def replace_thread(
             _, numbers = yield from add_threads(tenant, iter(queue), lambda _: None)
         [(old, new)] = numbers.items()
         yield from rewind.keep_tasks(tenant, {old, old if row is None else row.thread}, new, epoch, keys)
+        if head is not None:
+            yield from set_back(tenant, (yield from find_thread(tenant, name)), *head)
     return row
 
 
 def rewind_family(
     tenant: int,
     runs: Sequence[rewind.ChangedRun],
-    states: Sequence[Pages | None],
-    epoch: int,
+    states: Mapping[int, Pages | None],
+    point: RestorePoint,
     now: int,
     keys: rewind.KeyChoice,
 ) -> Program[None]:
-    """Rewind runs, each with its state."""
-    yield from rewind.rewind(tenant, runs, epoch, now, keys)
-    for run, pages in zip(runs, states, strict=True):
-        yield from replace_thread(tenant, run.state, pages, epoch, keys)
+    """Rewind runs, each with its state: that of a snapshot, or, for an instant, the one that its journal names."""
+    checkpoints = yield from rewind.rewind(tenant, runs, point.epoch, now, keys, point.at)
+    for run in runs:
+        if run.run in states:
+            yield from replace_thread(tenant, run.state, states[run.run], point.epoch, keys)
+        thread = yield from thread_or_stub(tenant, run.state)
+        if point.at is None or thread is None or run.run not in checkpoints:
+            continue
+        if (checkpoint := checkpoints[run.run]) is None:
+            yield from replace_thread(tenant, run.state, None, point.epoch, keys)
+        else:
+            yield from set_back(tenant, thread, checkpoint, point.at)

@@ -20,10 +20,12 @@ from perdure.runs.journal.rows import ARGS_OF, FINISHED, NEVER, SET_ARGS, TASK
 from perdure.runs.journal.standing import UNDO
 from perdure.runs.schedules import rows as schedules
 from perdure.runs.tables import JOURNAL_BODY, PARTS
+from perdure.snapshots.cutting import RunThen, cut_in_place
 from perdure.snapshots.diff import MOVING, SnapshotChange, in_batches
-from perdure.snapshots.rows import SnapshotRow
+from perdure.snapshots.points import NOW, RestorePoint
 from perdure.storage.domains import all_tables, versioned_tables
 from perdure.storage.program import Batch, Flow, Program, Sql, Statement, fetch
+from perdure.storage.versions import installed
 from perdure.threads.context import StoreContext
 from perdure.transfers.run_rows import drop_run
 
@@ -62,7 +64,7 @@ _SHARED = Sql(
 )
 _FENCE = Sql(
     """UPDATE run SET fence = coalesce(CAST(:fence AS bigint), fence) + :jump, owner = NULL, lease_until = 0,
-        wakeup_pending = 0, changed_at = {now} WHERE tenant = :tenant AND run = :run"""
+        wakeup_pending = 0, changed_at = {now}, reopened_at = {now} WHERE tenant = :tenant AND run = :run"""
 )
 _QUEUE = Sql(
     f"""UPDATE run SET status = 'queued', wake_at = 0, waiting = NULL
@@ -131,21 +133,24 @@ class ChangedRun(NamedTuple):
 
 
 def runs_of(
-    tenant: int, snapshot: SnapshotRow, changes: Sequence[SnapshotChange], keys: str | None
+    tenant: int, point: RestorePoint, changes: Sequence[SnapshotChange], then: Mapping[str, RunThen], keys: str | None
 ) -> Program[dict[str, ChangedRun]]:
-    """Return the runs that go back, by their ids. Raises UsageError without `keys` if they had effects since."""
-    s, changed = snapshot.epoch, dict[int, ChangedRun]()
+    """Return the runs that go back, by their ids. Raises UsageError without `keys` if they had effects since.
+
+    `then` has what is known of them at an instant."""
+    s, changed = point.epoch, dict[int, ChangedRun]()
     effects: set[int] = set()  # the runs that had effects since, or may have had
     rows: list[tuple[Any, ...]] = []
     for change in changes:
         if change.what == "run":
-            live, past = yield Batch(_LIVE(tenant=tenant, id=change.name), _PAST(tenant=tenant, id=change.name, s=s))
+            [live] = yield Batch(_LIVE(tenant=tenant, id=change.name))
+            [past] = [[]] if s == NOW else (yield Batch(_PAST(tenant=tenant, id=change.name, s=s)))
             if live and past and live[0][0] != past[0][0]:
-                raise UsageError(f"run {change.name!r} was deleted and made again since the snapshot: delete it first")
+                raise UsageError(f"run {change.name!r} was deleted and made again since {point.since}: delete it first")
             was_moved = live and past and live[0][3] == "exported" != past[0][3]  # it continues in another store
             rows += [(*row, change, was_moved) for row in live or past]
     for run, parent, root, status, created_at, change, was_moved in sorted(rows, key=lambda row: row[0]):
-        was_deleted = change.kind == "added" and created_at <= snapshot.taken_at  # and was put back by a restore
+        was_deleted = change.kind == "added" and created_at <= point.taken_at  # and was put back by a restore
         if change.kind == "added" and parent not in changed and not was_deleted:
             continue
         changed[run] = ChangedRun(run, change.name, change.kind, parent, root, was_deleted)
@@ -153,58 +158,72 @@ def runs_of(
         if was_moved or (change.kind == "removed" and status not in FINISHED):
             effects.add(run)
     effects |= yield from _had_effects(tenant, s, changed)
+    parents, undone = {one.run: one.parent for one in then.values()}, set[int]()
+    for one in then.values():
+        back: int | None = one.run
+        while back is not None and back not in changed:  # a child that is gone, or was not there
+            back = parents.get(back)
+        if back is not None and one.had_effects:
+            effects.add(back)
+            undone |= {back} if one.had_undone else set()
     if effects and keys is None:
         names = ", ".join(sorted(changed[run].id for run in effects)[:5])
         raise UsageError(
-            f"runs had effects since the snapshot {snapshot.name!r} was taken, or were moved or deleted unfinished "
+            f"runs had effects since {point.since}, or were moved or deleted unfinished "
             f'({names}): rewound, they would run them again. Nothing was restored; keys="same" lets effects run again '
             'under the same idempotency keys, keys="new" under new ones'
         )
     if keys == "same":
-        yield from _refuse_undone(tenant, snapshot, {run: changed[run].id for run in effects})
+        yield from _refuse_undone(tenant, point, {run: changed[run].id for run in effects}, undone)
     for run in sorted(effects, reverse=True) if keys == "same" else ():  # a child stays, with those above it
         while run in changed and changed[run].kind == "added":
             run = changed.pop(run).parent or 0
     return {run.id: run for run in changed.values()}
 
 
-def _refuse_undone(tenant: int, snapshot: SnapshotRow, runs: Mapping[int, str]) -> Program[None]:
-    """Raise UsageError if effects of these runs, with their ids, were undone since: receivers know their keys."""
-    undone: set[str] = set()
-    for some in in_batches([*runs]):
-        [intents] = yield Batch(_INTENTS_SINCE(tenant=tenant, runs=orjson.dumps(some).decode(), s=snapshot.epoch))
+def _refuse_undone(tenant: int, point: RestorePoint, runs: Mapping[int, str], known: set[int]) -> Program[None]:
+    """Raise UsageError if effects of these runs, with their ids, were undone since: receivers know their keys.
+
+    Of the runs in `known` that is known."""
+    undone = {runs[run] for run in known}
+    for some in in_batches([] if point.epoch == NOW else [*runs]):
+        [intents] = yield Batch(_INTENTS_SINCE(tenant=tenant, runs=orjson.dumps(some).decode(), s=point.epoch))
         undone |= {runs[run] for run, _, _, body in intents if unpack(body).path.startswith(UNDO)}
     if undone:
         names = ", ".join(sorted(undone)[:5])
         raise UsageError(
-            f"effects were undone since the snapshot {snapshot.name!r} was taken ({names}). Run again under the same "
+            f"effects were undone since {point.since} ({names}). Run again under the same "
             'idempotency keys, their receivers would ignore them. Nothing was restored; keys="new" performs them again'
         )
 
 
 def _had_effects(tenant: int, s: int, runs: Mapping[int, ChangedRun]) -> Program[set[int]]:
     """Return those of these runs that had effects since a snapshot, themselves or in a deleted child."""
+    if not (yield from installed()):  # nor has it a snapshot
+        return set()
     asked = {run: run for run, one in runs.items() if not one.was_deleted}  # each with the run that goes back for it
     for root in sorted({one.root for one in runs.values()}):
         [deleted] = yield Batch(_DELETED(tenant=tenant, root=root, s=s))
         for run, parent in deleted:
             if parent in asked:
                 asked[run] = asked[parent]
+    added = {run for run, one in runs.items() if one.kind == "added"}
     effects: set[int] = set()
     for some in in_batches([*asked]):
-        answers = yield Batch(*(_EFFECT(tenant=tenant, run=run, s=s) for run in some))
+        answers = yield Batch(*(_EFFECT(tenant=tenant, run=run, s=-1 if run in added else s) for run in some))
         effects |= {asked[run] for run, rows in zip(some, answers, strict=True) if rows}
     return effects
 
 
-def refuse_effects(tenant: int, snapshot: SnapshotRow, changes: Sequence[SnapshotChange]) -> Program[None]:
+def refuse_effects(ctx: StoreContext, tenant: int, point: RestorePoint, back: set[str]) -> Flow[None]:
     """Raise UsageError if graphs that go back had effects in tasks that were made since: these would be others."""
-    back = {change.name for change in changes if change.what == "thread" and change.kind != "added"}
-    [tasks] = yield Batch(_TASK_EFFECTS(tenant=tenant, s=snapshot.epoch), last=True)
-    if names := sorted(back & {name for (name,) in tasks}):
+    had = yield from point.threads_with_effects(ctx, tenant, back)
+    if point.row is not None:
+        had |= {name for (name,) in (yield from fetch(_TASK_EFFECTS, tenant=tenant, s=point.epoch))}
+    if names := sorted(back & had):
         raise UsageError(
-            f"tasks of graphs had effects since the snapshot {snapshot.name!r} was taken ({', '.join(names[:5])}): set "
-            'back, they would run them again, under new idempotency keys. Nothing was restored; keys="new" allows that'
+            f"tasks of graphs had effects since {point.since}, or may have had ({', '.join(names[:5])}): set back, they "
+            'would run them again, under new idempotency keys. Nothing was restored; keys="new" allows that'
         )
 
 
@@ -215,11 +234,17 @@ class KeyChoice(NamedTuple):
     seed: bytes  # random: makes new keys
 
 
-def rewind(tenant: int, runs: Sequence[ChangedRun], s: int, now: int, keys: KeyChoice) -> Program[None]:
-    """Take the runs of a family back. They are locked first, in the order of all writers."""
+def rewind(
+    tenant: int, runs: Sequence[ChangedRun], s: int, now: int, keys: KeyChoice, at: int | None = None
+) -> Program[dict[int, int | None]]:
+    """Take the runs of a family back. They are locked first, in the order of all writers.
+
+    For an instant (`at`), return the checkpoints that their states had; None where there was none."""
     locked = yield Batch(*(_LOCK(tenant=tenant, run=run.run) for run in runs))
+    late = UsageError(f"run {runs[0].id!r} had effects while it was to be rewound: it was left as it is")
     if keys.choice is None and (yield from _had_effects(tenant, s, {run.run: run for run in runs})):
-        raise UsageError(f"run {runs[0].id!r} had effects while it was to be rewound: it was left as it is")
+        raise late
+    checkpoints: dict[int, int | None] = {}
     # Those that go, first: one that comes back may have the id of one that was made since.
     for run, fences in sorted(zip(runs, locked, strict=True), key=lambda pair: pair[0].kind != "added"):
         key = {"tenant": tenant, "run": run.run}
@@ -230,10 +255,16 @@ def rewind(tenant: int, runs: Sequence[ChangedRun], s: int, now: int, keys: KeyC
         if run.kind == "added":
             yield Batch(*drop_run(tenant, run.run))
             continue
+        yield Batch(*_run_back(tenant, run.run, s))
+        if at is not None:
+            had_effects, checkpoints[run.run] = yield from cut_in_place(tenant, run.run, at)
+            if had_effects and keys.choice is None:
+                raise late
         fence = {"fence": fences[0][0], "jump": 1} if fences else {"fence": None, "jump": _FENCE_JUMP}
-        yield Batch(*_run_back(tenant, run.run, s), _FENCE(**key, **fence, now=now), _QUEUE(**key))
+        yield Batch(_FENCE(**key, **fence, now=now), _QUEUE(**key))
         if keys.choice == "new":
             yield from renew(tenant, run.run, keys.seed)
+    return checkpoints
 
 
 def renew(tenant: int, run: int, seed: bytes) -> Program[None]:

@@ -17,7 +17,7 @@ from perdure.snapshots import rows
 from perdure.snapshots.handle import Snapshot, find_snapshot, list_snapshots
 from perdure.storage.domains import versioned_tables
 from perdure.storage.migrate import newest
-from perdure.storage.program import ConstraintFailed, Dialect, Flow, Program, aside, fetch, read, sleep, write
+from perdure.storage.program import ConstraintFailed, Dialect, Flow, Program, fetch, read, sleep, write
 from perdure.storage.twins import awaited, blocking
 from perdure.storage.versions import analyse, install, installed
 from perdure.threads.actions import noted
@@ -27,7 +27,8 @@ from perdure.threads.context import Handle
 if TYPE_CHECKING:
     from perdure.ops.store import Store
     from perdure.snapshots.instants import Instant, Time
-    from perdure.snapshots.restore import RestoreScope, SnapshotRestore
+    from perdure.snapshots.points import RestorePoint
+    from perdure.snapshots.restore import SnapshotRestore
 
 T = TypeVar("T")
 _PATIENCE_S = 10.0  # for transactions on PostgreSQL that have changed something and do not end
@@ -188,28 +189,27 @@ class SnapshotStore(Handle):
         from perdure.snapshots.rewind import refuse_tied_runs
 
         scope = RestoreScope(threads, namespaces, runs, keys)
-        about = {"threads": threads, "namespaces": namespaces, "runs": runs, "keys": keys}
-        by = None if dry_run else who
         if (snapshot is None) is (at is None):
             raise UsageError("restore(): a snapshot, or at= an instant")
-        if at is not None:
-            restoring = self._restore_at(at, scope, dry_run=dry_run)
-            return (yield from noted(self._context, by, "restore", f"instant {at}", restoring, **about))
-        assert snapshot is not None
-        snap = snapshot if isinstance(snapshot, Snapshot) else (yield from find_snapshot(self._whole, snapshot))
-        theirs, ours = snap._context, self._context
-        if theirs.driver is not ours.driver:
-            raise UsageError("this snapshot belongs to another store: restore it there")
         if runs is not None:
-            yield from refuse_tied_runs(ours)
-        restoring = restore(self, Snapshot(self._whole, snap._row), scope, dry_run=dry_run)
-        return (yield from noted(self._context, by, "restore", f"snapshot {snap.name}", restoring, **about))
+            yield from refuse_tied_runs(self._context)
+        point = yield from self._point(snapshot, at)
+        about = {"threads": threads, "namespaces": namespaces, "runs": runs, "keys": keys}
+        shown = f"snapshot {point.name}" if at is None else f"instant {at}"
+        by = None if dry_run else who
+        restoring = restore(self, point, scope, dry_run=dry_run)
+        return (yield from noted(self._context, by, "restore", shown, restoring, **about))
 
     arestore = awaited(restore)
 
-    def _restore_at(self, at: Time, scope: RestoreScope, *, dry_run: bool) -> Flow[SnapshotRestore]:
+    def _point(self, snapshot: Snapshot | str | None, at: Time | None) -> Flow[RestorePoint]:
         from perdure.snapshots.instants import open_instant
-        from perdure.snapshots.restore_at import restore_at
+        from perdure.snapshots.points import RestorePoint
 
-        instant = yield from open_instant(self._whole, at)
-        return (yield from aside(partial(restore_at, self, instant, scope, dry_run=dry_run)))
+        if at is not None:
+            return RestorePoint.of_instant((yield from open_instant(self._whole, at)))
+        assert snapshot is not None
+        snap = snapshot if isinstance(snapshot, Snapshot) else (yield from find_snapshot(self._whole, snapshot))
+        if snap._context.driver is not self._context.driver:
+            raise UsageError("this snapshot belongs to another store: restore it there")
+        return RestorePoint.of_snapshot(snap._row, Snapshot(self._whole, snap._row).store)

@@ -27,7 +27,8 @@ from perdure.storage.program import Batch, Program, Sql, read
 
 UNDONE = declare(CallKind("perdure.undo", "end", is_changeable=False))
 _UNDO_CHILD = Sql(
-    """UPDATE run SET status = 'queued', request = 'undo', wake_at = 0, changed_at = {now}
+    """UPDATE run SET status = 'queued', request = 'undo', wake_at = 0, changed_at = {now},
+        reopened_at = CASE WHEN status IN ('done', 'failed') THEN {now} ELSE reopened_at END
     WHERE tenant = :tenant AND id = :id AND status IN ('done', 'failed', 'queued', 'waiting', 'paused', 'stuck')"""
 )
 _ASK_CHILD = Sql("UPDATE run SET request = 'undo' WHERE tenant = :tenant AND id = :id AND status = 'running'")

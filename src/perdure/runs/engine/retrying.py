@@ -28,7 +28,7 @@ from perdure.threads.context import StoreContext
 
 _RETRY = Sql(
     """UPDATE run SET status = 'queued', fence = fence + 1, owner = NULL, waiting = NULL, wake_at = 0, request = NULL,
-        keep_until = NULL, entries = :entries, digest = :digest, seq = :last, changed_at = {now}
+        keep_until = NULL, entries = :entries, digest = :digest, seq = :last, changed_at = {now}, reopened_at = {now}
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'failed' RETURNING run"""
 )
 _REOPEN = Sql(

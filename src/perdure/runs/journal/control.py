@@ -32,8 +32,9 @@ _REQUEST = Sql(
     "UPDATE run SET request = :request WHERE tenant = :tenant AND run = :run AND status = 'running' RETURNING run"
 )
 _SET_STATUS = Sql(
-    """UPDATE run SET status = :status, fence = fence + 1, owner = NULL, waiting = NULL, wake_at = :wake_at,
-        changed_at = {now}, request = :request
+    f"""UPDATE run SET status = :status, fence = fence + 1, owner = NULL, waiting = NULL, wake_at = :wake_at,
+        changed_at = {{now}}, request = :request,
+        reopened_at = CASE WHEN status IN {FINISHED} THEN {{now}} ELSE reopened_at END
     WHERE tenant = :tenant AND run = :run AND status = :before RETURNING run"""
 )
 

@@ -75,10 +75,10 @@ class Statements:
         text = sql.postgres
         statement = self._by_text.get(text)
         if statement is None:
-            if len(self._by_text) >= PREPARED_MAX:
-                return Compiled(text, None)
             if self.callers_clock:
                 text = text.replace(SERVER_NOW, "CAST(:now AS bigint)")
+            if len(self._by_text) >= PREPARED_MAX:
+                return Compiled(text, None)
             # The name is a hash of the text: two threads that get here at once make the same one.
             name = f"pd{self._edition}_{blake2b(text.encode(), digest_size=12).hexdigest()}"
             statement = self._by_text.setdefault(sql.postgres, Compiled(text, name.encode()))
