@@ -41,7 +41,7 @@ def pay(what: str, key: perdure.IdempotencyKey) -> str:
 
 
 @perdure.durable(name="at.child")
-def child(pays: bool) -> Any:
+def child(pays: bool = False) -> Any:
     seat = perdure.ask("Which seat?")
     return pay(seat) if pays else seat
 
@@ -61,6 +61,12 @@ def trip(pays: bool = False) -> Any:
 @perdure.durable(name="at.two")
 def two() -> Any:
     return perdure.map(child, [False, False])
+
+
+@perdure.durable(name="at.parent")
+def parent() -> Any:
+    perdure.ask("Start?")
+    return perdure.spawn(child, True, id="child").result()
 
 
 @perdure.durable(name="at.broken")
@@ -177,6 +183,7 @@ def test_killed_anywhere_the_same_call_finishes_it(store: perdure.Store, place: 
     for name in ("a", "b"):
         store.run(trip, True, id=name)
         store.thread(name).save({"n": 1})
+    store.run(child, id="c")
     line = store.thread("line").line("")
     line.save({"n": 1}, id=LINE_IDS[0])
     store.memory("m").put("k", {"n": 1})
@@ -187,6 +194,8 @@ def test_killed_anywhere_the_same_call_finishes_it(store: perdure.Store, place: 
     store.send("a", "go", topic="word")
     store.run(trip, True, id="a")  # it has a child now
     store.answer("b", "Rome")
+    store.answer("c", "aisle")
+    assert store.run(child, id="c").result() == "aisle"
     store.thread("a").save({"n": 2})
     store.thread("new").save({})
     line.save({"n": 2}, id=LINE_IDS[1], parent=LINE_IDS[0])
@@ -198,16 +207,17 @@ def test_killed_anywhere_the_same_call_finishes_it(store: perdure.Store, place: 
             killed += 1
             step += 4 + step // 2
     assert killed > 4
-    assert told(store) == then | {"runs": {"a": ("queued", None), "b": ("queued", None)}}
+    assert told(store) == then | {"runs": dict.fromkeys("abc", ("queued", None))}
+    assert store.restore(at=at, runs="rewind", keys="same").changes == ()
     [undo] = store.snapshots()
     assert (undo.name, undo.note) == ("undo-1", f"before {at:%Y-%m-%d %H:%M:%S.%f%z} was restored")
     store.restore(undo, runs="rewind", keys="same")
-    assert told(store) == now | {"runs": dict.fromkeys(now["runs"], ("queued", None))}
+    assert told(store) == now | {"runs": dict.fromkeys(now["runs"], ("queued", None)) | {"c": ("done", None)}}
     assert store.ops.verify().ok
 
 
 def told(store: perdure.Store) -> dict[str, Any]:
-    return seen(store) | {"line": store.thread("line").line("").load().state["n"]}
+    return seen(store) | {"line": [point.state for point in store.thread("line").line("").history()]}
 
 
 def test_an_effect_since_is_refused_without_keys(store: perdure.Store) -> None:
@@ -258,6 +268,10 @@ def moved(store: perdure.Store, clock: Clock) -> None:
         store.ops.transfer(Path(folder) / "other.db", runs=["r"], move=True)
 
 
+def renewed(store: perdure.Store, clock: Clock) -> None:
+    store.answer("r", 1)
+
+
 def undone(store: perdure.Store, clock: Clock) -> None:
     """It had no effects, so that its journal has no trace of it."""
     store.get_run("done").undo()
@@ -265,7 +279,7 @@ def undone(store: perdure.Store, clock: Clock) -> None:
 
 UNKNOWN: dict[str, tuple[Callable[[perdure.Store, Clock], Any], str]] = {
     "swept": (swept, "run 'waits' was .* retention has removed its journal"),
-    "a new round": (lambda store, clock: store.answer("r", 1) and clock.advance(STEP), "a new round since"),
+    "a new round": (renewed, "a new round since"),
     "retried": (retried, "run 'broken' was .* retried, undone or rewound since"),
     "undone": (undone, "run 'done' was .* retried, undone or rewound since"),
     "deleted": (lambda store, clock: store.delete_run("done"), "runs were removed since"),
@@ -295,3 +309,92 @@ def test_what_is_not_on_record_is_refused(store: perdure.Store, what: str) -> No
         store.restore(at=at, runs="rewind", keys="new")
     assert (seen(store), store.snapshots()) == (before, [])
     assert [str(one) for one in store.restore(at=at).changes] == ["delete thread t"], "without runs it is"
+
+
+def test_what_a_fork_shares_stays(store: perdure.Store) -> None:
+    clock = clock_of(store)
+    store.run(trip, id="r")
+    at = clock.now
+    clock.advance(STEP)
+    store.answer("r", "Rome")
+    clock.advance(STEP)
+    store.fork("r", id="fork")
+    before = seen(store)
+    with pytest.raises(UsageError, match="'r' was not rewound: its fork 'fork' shares what came later"):
+        store.restore(at=at, runs="rewind")
+    assert seen(store) == before
+
+
+def test_a_rewound_run_continues_from_the_state_that_it_had(store: perdure.Store) -> None:
+    clock = clock_of(store)
+    store.run(trip, id="r")
+    store.answer("r", "Rome")
+    clock.advance(STEP)
+    at = clock.now
+    clock.advance(STEP)
+    store.answer("r", "May")
+    clock.advance(STEP)
+    for _ in range(2):  # the second time from the undo of the first one
+        store.restore(at=at, runs="rewind")
+        assert store.get_run("r").state_at() == store.thread("run:r").load().state == {"notes": ["Rome"]}
+        clock.advance(STEP)
+        store.answer("r", "June")
+        clock.advance(STEP)
+        assert store.thread("run:r").load().state == {"notes": ["Rome", "June"]}
+        assert [point.state["notes"] for point in store.thread("run:r").history()][:2] == [["Rome", "June"], ["Rome"]]
+    assert store.ops.verify().ok
+
+
+def test_later_messages_are_gone_and_closed_questions_stay_closed(store: perdure.Store) -> None:
+    clock = clock_of(store)
+    for name in ("r", "cancelled"):
+        store.run(trip, id=name)
+    for answer in ("Rome", "May"):
+        store.answer("r", answer)
+        clock.advance(STEP)
+    store.get_run("cancelled").cancel()
+    at = clock.now
+    clock.advance(STEP)
+    for name in ("r", "cancelled"):
+        store.send(name, "late", topic="word")
+    clock.advance(STEP)
+    assert len(store.questions()) == 1, "its child asks"
+    store.restore(at=at, runs="rewind")
+    assert store.questions() == []
+    clock.advance(STEP)
+    store.send("r", "new", topic="word")
+    clock.advance(STEP)
+    assert store.get_run("r").state_at() == {"notes": ["Rome", "May", "new"]}
+
+
+def test_an_effect_that_was_undone_since_is_not_run_again_under_its_key(store: perdure.Store) -> None:
+    clock = clock_of(store)
+    store.run(trip, True, id="r")
+    store.answer("r", "Rome")
+    clock.advance(STEP)
+    at = clock.now
+    clock.advance(STEP)
+    store.get_run("r").cancel()
+    clock.advance(STEP)
+    assert store.get_run("r").refresh().status == "cancelled"
+    with pytest.raises(UsageError, match=r"effects were undone since 20.* \(r\).*keys=\"new\""):
+        store.restore(at=at, runs="rewind", keys="same")
+    store.restore(at=at, runs="rewind", keys="new")
+    assert [(one.run, one.text) for one in store.questions()] == [("r", "When?")]
+
+
+def test_an_effect_of_a_child_that_is_gone_counts(store: perdure.Store) -> None:
+    clock = clock_of(store)
+    store.run(parent, id="r")
+    at = clock.now
+    clock.advance(STEP)
+    store.answer("r", True)
+    clock.advance(STEP)
+    store.answer("child", "aisle")
+    clock.advance(STEP)
+    store.snapshot("later")
+    store.delete_run("child")
+    with pytest.raises(UsageError, match=r"runs had effects since 20.* \(r\)"):
+        store.restore(at=at, runs="rewind")
+    store.restore(at=at, runs="rewind", keys="new")
+    assert [(one.run, one.text) for one in store.questions()] == [("r", "Start?")]

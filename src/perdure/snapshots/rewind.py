@@ -222,8 +222,8 @@ def refuse_effects(ctx: StoreContext, tenant: int, point: RestorePoint, back: se
         had |= {name for (name,) in (yield from fetch(_TASK_EFFECTS, tenant=tenant, s=point.epoch))}
     if names := sorted(back & had):
         raise UsageError(
-            f"tasks of graphs had effects since {point.since}, or may have had ({', '.join(names[:5])}): set back, they "
-            'would run them again, under new idempotency keys. Nothing was restored; keys="new" allows that'
+            f"tasks of graphs had effects since {point.since}, or may have had ({', '.join(names[:5])}): set back, "
+            'they would run them again, under new idempotency keys. Nothing was restored; keys="new" allows that'
         )
 
 
