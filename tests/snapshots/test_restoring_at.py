@@ -17,6 +17,8 @@ from soak import SOAK
 
 import perdure
 from perdure.errors import HistoryGone, UsageError
+from perdure.snapshots import restore
+from perdure.storage.program import Flow, aside
 from perdure.testing import Clock
 from perdure.testing.processes import ForkServer
 
@@ -67,6 +69,13 @@ def two() -> Any:
 def parent() -> Any:
     perdure.ask("Start?")
     return perdure.spawn(child, True, id="child").result()
+
+
+@perdure.durable(name="at.later")
+def later_payer() -> Any:
+    perdure.ask("One?")
+    perdure.ask("Two?")
+    return pay("rent")
 
 
 @perdure.durable(name="at.broken")
@@ -345,26 +354,25 @@ def test_a_rewound_run_continues_from_the_state_that_it_had(store: perdure.Store
     assert store.ops.verify().ok
 
 
-def test_later_messages_are_gone_and_closed_questions_stay_closed(store: perdure.Store) -> None:
+def test_messages_wait_again_and_closed_questions_stay_closed(store: perdure.Store) -> None:
     clock = clock_of(store)
     for name in ("r", "cancelled"):
         store.run(trip, id=name)
-    for answer in ("Rome", "May"):
-        store.answer("r", answer)
-        clock.advance(STEP)
+    store.answer("r", "Rome")
+    store.send("r", "early", topic="word")
     store.get_run("cancelled").cancel()
+    clock.advance(STEP)
     at = clock.now
     clock.advance(STEP)
     for name in ("r", "cancelled"):
         store.send(name, "late", topic="word")
-    clock.advance(STEP)
-    assert len(store.questions()) == 1, "its child asks"
-    store.restore(at=at, runs="rewind")
-    assert store.questions() == []
-    clock.advance(STEP)
-    store.send("r", "new", topic="word")
-    clock.advance(STEP)
-    assert store.get_run("r").state_at() == {"notes": ["Rome", "May", "new"]}
+    for _ in range(2):
+        store.answer("r", "May")
+        clock.advance(STEP)
+        assert store.get_run("r").state_at() == {"notes": ["Rome", "May", "early"]}
+        store.restore(at=at, runs="rewind")
+        assert [(one.run, one.text) for one in store.questions()] == [("r", "When?")]
+        clock.advance(STEP)
 
 
 def test_an_effect_that_was_undone_since_is_not_run_again_under_its_key(store: perdure.Store) -> None:
@@ -398,3 +406,27 @@ def test_an_effect_of_a_child_that_is_gone_counts(store: perdure.Store) -> None:
         store.restore(at=at, runs="rewind")
     store.restore(at=at, runs="rewind", keys="new")
     assert [(one.run, one.text) for one in store.questions()] == [("r", "Start?")]
+
+
+def test_an_effect_that_comes_after_the_plan_is_refused(store: perdure.Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = clock_of(store)
+    store.run(later_payer, id="r")
+    at = clock.now
+    clock.advance(STEP)
+    store.answer("r", 1)
+    clock.advance(STEP)
+    begin = restore.begin_undo
+
+    def answer() -> None:
+        store.answer("r", 2)
+        clock.advance(STEP)
+
+    def slowly(*args: Any) -> Flow[Any]:
+        undo = yield from begin(*args)
+        yield from aside(answer)
+        return undo
+
+    monkeypatch.setattr(restore, "begin_undo", slowly)
+    with pytest.raises(UsageError, match="run 'r' had effects while it was to be rewound: it was left as it is"):
+        store.restore(at=at, runs="rewind")
+    assert (store.get_run("r").result(), len(paid)) == ("rent", 1)

@@ -109,7 +109,7 @@ def good(cli: Invocation, store: Store, name: str, undo: bool) -> None:
     "Commands",
     "perdure snapshot restore before-deploy --dry-run\n"
     "perdure snapshot restore before-deploy --thread 'support-*' --namespace users/alice\n"
-    "perdure snapshot restore --as-of 2026-11-17T10:04 --dry-run",
+    "perdure snapshot restore --as-of 2026-11-17T10:04 --runs rewind --dry-run",
 )
 @click.argument("name", required=False)
 @as_of_option
@@ -125,12 +125,13 @@ def restore(
 ) -> None:
     """Go back to a snapshot, in one tenant: all threads, memory, deployments and schedules, or some.
 
-    With --as-of, threads and memory go back to an instant that no snapshot was taken at, as far as it is on record.
+    With --as-of, threads, memory and, with --runs rewind, runs go back to an instant that no snapshot was taken at.
+    What is not on record is refused.
 
     Takes a snapshot first; to undo the restore, restore that one. Threads and items get their old content as a new head
     or version, so their history stays. Threads and items that were created since are deleted.
 
-    Runs stay as they are, unless you give --runs rewind. That is refused if a run had effects since the snapshot. To
+    Runs stay as they are, unless you give --runs rewind. That is refused if a run had effects since then. To
     rewind it nevertheless, say with which idempotency keys its effects may run again: --keys same or --keys new. A
     thread of LangGraph whose nodes had effects since is refused too, and takes only --keys new. After an interruption,
     run the same command again.

@@ -144,7 +144,8 @@ def runs_of(
     for change in changes:
         if change.what == "run":
             [live] = yield Batch(_LIVE(tenant=tenant, id=change.name))
-            [past] = [[]] if s == NOW else (yield Batch(_PAST(tenant=tenant, id=change.name, s=s)))
+            is_new = s == NOW or change.kind == "added"
+            [past] = [[]] if is_new else (yield Batch(_PAST(tenant=tenant, id=change.name, s=s)))
             if live and past and live[0][0] != past[0][0]:
                 raise UsageError(f"run {change.name!r} was deleted and made again since {point.since}: delete it first")
             was_moved = live and past and live[0][3] == "exported" != past[0][3]  # it continues in another store

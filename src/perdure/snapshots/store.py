@@ -182,8 +182,9 @@ class SnapshotStore(Handle):
         again with the same idempotency keys, `keys="new"` with new ones. A thread of an adapter whose tasks had effects
         since is refused too, unless `keys="new"`. `who` is recorded in `ops.actions()`.
 
-        `at`, instead of a snapshot, is an instant as `store.at` takes it: threads and memory go back to it, and nothing
-        else. A thread of an adapter gets its old checkpoint as a new one, without pending writes. Metadata stays.
+        `at`, instead of a snapshot, is an instant as `store.at` takes it. Threads, memory and, with `runs="rewind"`,
+        runs go back to it; deployments and schedules stay. The newest checkpoint of an adapter's thread has no pending
+        writes then. HistoryGone says what is not on record; nothing was restored.
         """
         from perdure.snapshots.restore import RestoreScope, restore
         from perdure.snapshots.rewind import refuse_tied_runs
