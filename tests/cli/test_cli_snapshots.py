@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from cli_runs_kit import Run, lines
+from snapshot_kit import asks, moment_between
 
 import perdure
 
@@ -86,6 +87,20 @@ def test_restore_and_undo(run: Run, filled: Path) -> None:
     assert done["undo"] == "undo-2"
     assert run("snapshot", "restore", "s", "--keys", "same")[0] == 2
     assert run("snapshot", "restore", "x")[0] == 3
+
+
+def test_restore_runs_to_an_instant(run: Run, filled: Path) -> None:
+    with perdure.open("agent.db", durability="normal") as store:
+        store.run(asks, id="r")
+        at = moment_between(store).isoformat()
+        store.answer("r", "aisle")
+        store.run(asks, id="r")
+    code, out, err = run("snapshot", "restore", "--as-of", at, "--runs", "rewind")
+    assert (code, out) == (0, "set back run r\n")
+    assert "perdure snapshot restore undo-1 --runs rewind" in err
+    assert "Which seat?" in run("questions")[1]
+    code, _, err = run("snapshot", "restore", "--as-of", at, "--runs", "rewind", "--keys", "new")
+    assert "nothing has changed since" in err
 
 
 def test_replicate_and_promote(run: Run, filled: Path) -> None:

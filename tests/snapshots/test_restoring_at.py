@@ -351,6 +351,12 @@ def test_a_rewound_run_continues_from_the_state_that_it_had(store: perdure.Store
         clock.advance(STEP)
         assert store.thread("run:r").load().state == {"notes": ["Rome", "June"]}
         assert [point.state["notes"] for point in store.thread("run:r").history()][:2] == [["Rome", "June"], ["Rome"]]
+    store.thread("run:r").prune(keep=1)
+    store.restore(at=at, runs="rewind")
+    clock.advance(STEP)
+    store.answer("r", "July")
+    clock.advance(STEP)
+    assert store.thread("run:r").load().state == {"notes": ["Rome", "July"]}
     assert store.ops.verify().ok
 
 

@@ -24,9 +24,9 @@ from perdure.runs.calls.messages import NAME as RECEIVE
 from perdure.runs.history.state_history import checkpoint_at
 from perdure.runs.journal.entries import DIGEST_MASK, DONE, INTENT, Entry, Recorded, entry_digest, unpack
 from perdure.runs.journal.journal import ROWS, SEQ_MAX
-from perdure.runs.journal.rows import BY_ID, BY_NUMBER, COLUMNS, NEVER, RUN_ENCRYPTED, TASK, WAITS, is_swept
+from perdure.runs.journal.rows import BY_ID, BY_NUMBER, COLUMNS, FINISHED, NEVER, RUN_ENCRYPTED, TASK, WAITS, is_swept
 from perdure.runs.journal.standing import UNDO
-from perdure.runs.run_table import RunRow
+from perdure.runs.run_table import TEAM, RunRow
 from perdure.runs.tables import ANSWER, ASK, MAIL, RUN_VALUE, TAKEN, WAITING_MAIL
 from perdure.storage.program import Batch, Program, Sql
 from perdure.threads.models import moment
@@ -211,7 +211,7 @@ def cut_in_place(tenant: int, run: int, at: int) -> Program[tuple[bool, int | No
     facts |= {"entries": len(kept), "seq": max([then.row.since, then.row.origin_seq, *(one[0] for one in kept)])}
     digest = sum(entry_digest(run, *one) for one in kept) & DIGEST_MASK
     statements = [_DROP_ENTRIES(**key, later=orjson.dumps([*later]).decode()), _SET_RUN(**key, **facts, digest=digest)]
-    if then.row.status != part.row.status:
+    if part.row.status in FINISHED and part.row.status != then.row.status:
         statements.append(_DROP_OUTCOME(**key))
     for copy, old, new in zip(COPIED, part.copied, then.copied, strict=True):
         if copy.table.name in _REPLACED and old != new:
@@ -242,15 +242,16 @@ def _cut_run(part: RunPart, at: int) -> RunPart:
         why = "it has begun a new round since"
     elif row.reopened_at > at:
         why = "it was retried, undone or rewound since"
-    elif row.turn is not None:
+    elif row.turn is not None or row.function == TEAM:
         why = "it is a member of a team and has taken messages since"
     if why:
         raise HistoryGone(f"how run {row.id!r} was at {moment(at)} is not on record: {why}. A snapshot would have it")
     tables["ask"], tables["answer"] = _cut_questions(part, journal, at)
     tables["mail"] = _cut_mail(tables["mail"], journal, at)
-    if has_changed:
+    if has_changed and row.status in FINISHED:
         kind = RUN_VALUE.names.index("kind")
         tables["run_value"] = [value for value in tables["run_value"] if value[kind] != "outcome"]
+    if has_changed:
         asks = any(ask[ASK.names.index("status")] == "open" for ask in tables["ask"])
         row = row._replace(
             status="waiting" if asks else "queued", wake_at=NEVER, request=None, waiting=None, keep_until=None

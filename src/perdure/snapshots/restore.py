@@ -19,6 +19,7 @@ from blake3 import blake3
 
 from perdure.errors import Conflict, Damaged, NotFound, ReadOnlyStore, UsageError
 from perdure.log import gc
+from perdure.log.reading import read_live
 from perdure.log.thread_table import ThreadRow, find_thread, metadata_of, thread_or_stub
 from perdure.memory import flows as memory
 from perdure.memory.labels import check_key, path_of
@@ -435,7 +436,8 @@ def rewind_family(
         thread = yield from thread_or_stub(tenant, run.state)
         if point.at is None or thread is None or run.run not in checkpoints:
             continue
-        if (checkpoint := checkpoints[run.run]) is None:
-            yield from replace_thread(tenant, run.state, None, point.epoch, keys)
-        else:
+        checkpoint = checkpoints[run.run]
+        if checkpoint is not None and (yield from read_live(tenant, thread.tree, checkpoint)) is not None:
             yield from set_back(tenant, thread, checkpoint, point.at)
+        else:  # it had none, or that was pruned: the run saves its next state in a new thread
+            yield from replace_thread(tenant, run.state, None, point.epoch, keys)
