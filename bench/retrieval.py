@@ -25,7 +25,7 @@ import numpy
 from bench.measure import Row, Run, mean
 from perdure.memory.embed import Embedding, embedding_of
 from perdure.memory.segments import IndexRow, IndexScope
-from perdure.memory.words import IndexText
+from perdure.memory.words import ENGLISH, IndexText
 from perdure.storage.program import drive
 
 FIRST = 10
@@ -98,11 +98,11 @@ def recall(corpus: Corpus, ranker: Callable[[list[Text], list[str]], Rank]) -> f
 def ours(items: list[Text], questions: list[str], embedding: Embedding | None) -> Rank:
     meanings = vectors(embedding, [IndexText(item.text, item.context).embedded for item in items])
     scope = IndexScope(embedding.dimension or 0 if embedding else 0).refresh(
-        IndexRow(number, number, IndexText(item.text, item.context).pack(), meaning)
+        IndexRow(number, number, ENGLISH.pack(IndexText(item.text, item.context)), meaning)
         for number, (item, meaning) in enumerate(zip(items, meanings, strict=True))
     )
     known = dict(zip(questions, vectors(embedding, questions), strict=True))
-    return lambda question: (hit.id for hit in scope.rank(question, known[question]))
+    return lambda question: (hit.id for hit in scope.rank(ENGLISH.query_terms(question), known[question]))
 
 
 def by_cosine(items: list[Text], questions: list[str], embedding: Embedding | None) -> Rank:

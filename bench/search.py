@@ -24,7 +24,7 @@ from langgraph.store.sqlite import SqliteStore
 import perdure
 from bench.measure import BareTable, Prose, Row, Run, in_turns, milliseconds
 from perdure.langgraph import PerdureStore
-from perdure.memory.words import stems
+from perdure.memory.words import ENGLISH
 
 DIMENSION = 384
 CLUSTERS = 200
@@ -79,7 +79,7 @@ def bare(corpus: Corpus, path: Path) -> tuple[Callable[[], object], Callable[[],
         return first[numpy.argsort(-scores[first])]
 
     def by_words() -> object:
-        wanted = " OR ".join(f'"{stem}"' for stem in stems(next(asked)))
+        wanted = " OR ".join(f'"{stem}"' for stem in ENGLISH.stems(next(asked)))
         sql = "SELECT body, bm25(text) AS score FROM text WHERE text MATCH ? ORDER BY score LIMIT ?"
         return list(table.execute(sql, (wanted, FIRST)))
 

@@ -28,7 +28,7 @@ def on_loop(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         monkeypatch.setattr(module, name, noted)
 
-    watch(words.IndexText, "pack")
+    watch(words.Analyzer, "pack")
     watch(handle, "item_of")
     watch(reading, "item_of")
     return counted

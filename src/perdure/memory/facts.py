@@ -16,8 +16,9 @@ from perdure.memory.labels import check_key
 from perdure.memory.models import Item
 from perdure.memory.reading import ItemReader
 from perdure.memory.rows import DELETED, ItemQuery, NewVersion
+from perdure.memory.scopes import searcher_of
 from perdure.memory.search import search
-from perdure.memory.words import stems
+from perdure.memory.words import Analyzer
 from perdure.storage.program import Flow
 from perdure.threads.context import StoreContext
 
@@ -141,22 +142,23 @@ def same_fact(ctx: StoreContext, path: str, value: Any) -> Flow[Item | None]:
     It has the same words, or a cosine of SAME_COSINE. Sentences with other numbers, or of which one denies what the
     other says, are never the same. Nor are those of fewer than three words, which mean something with their key alone.
     """
-    sought, fixed = _words(sentence(value))
+    words = searcher_of(ctx).words
+    sought, fixed = _words(sentence(value), words)
     if len(sought) < _WORDS_MIN:
         return None
     for by_meaning in (True, False):  # an item without a vector is found by its words alone
         near = yield from nearest(ctx, path, sentence(value), _NEAR_MAX, by_meaning=by_meaning)
         for item, cosine in zip(near.items, near.cosines, strict=True):
-            known, known_fixed = _words(sentence(item.value))
+            known, known_fixed = _words(sentence(item.value), words)
             says_same = known == sought or (by_meaning and (cosine or 0) >= SAME_COSINE)
             if len(known) >= _WORDS_MIN and fixed == known_fixed and says_same:
                 return item
     return None
 
 
-def _words(text: str) -> tuple[frozenset[str], frozenset[str]]:
+def _words(text: str, words: Analyzer) -> tuple[frozenset[str], frozenset[str]]:
     """Return the words of a text, and those of them that must not differ: numbers and negations."""
-    every = frozenset(stems(text))
+    every = frozenset(words.stems(text))
     plain = frozenset(text.casefold().replace("'", " ").replace("\u2019", " ").split())
     return every, frozenset(word for word in every if any(map(str.isdigit, word))) | (plain & _SAYS_NOT)
 

@@ -107,7 +107,7 @@ def draft_version(
 
 
 def _merge(ctx: StoreContext, value: Any, content: Content) -> dict[str, Any]:
-    return {"merge": Merge(value, content, ctx.codec)} if isinstance(value, Mergeable) else {}
+    return {"merge": Merge(value, content, ctx.codec, searcher_of(ctx).words)} if isinstance(value, Mergeable) else {}
 
 
 def new_version(ctx: StoreContext, now: int, key: str, value: Any, **options: Any) -> NewVersion:
@@ -159,7 +159,9 @@ def _version(ctx: StoreContext, content: Content, **columns: Any) -> NewVersion:
     # Of a value that merges only a text of its own is known before the write.
     is_known = columns.get("merge") is None or content.text is not None
     embedded = found_by.embedded if is_known and searcher_of(ctx).embedding is not None else ""
-    return NewVersion(body=rows.pack(content), words=found_by.pack(), embedded=embedded, **columns)
+    return NewVersion(
+        body=rows.pack(content), words=searcher_of(ctx).words.pack(found_by), embedded=embedded, **columns
+    )
 
 
 def put(ctx: StoreContext, path: str, versions: Sequence[NewVersion], now: int, commit: Commit) -> Flow[Written]:

@@ -196,7 +196,8 @@ class Memory(MemoryDecisions, MemoryOffers):
         reader = self._reader(where)
         hits = search(self._context, scope, query, skip, end, relevant, reader)
         said = [query, where, kind, valid_at, limit, offset, relevant, explain]
-        return self._read("memory.search", said, ranked(hits, reader, query, most, explain=explain, rerank=rerank))
+        words = searcher_of(self._context).words if explain else None
+        return self._read("memory.search", said, ranked(hits, reader, query, most, explain=words, rerank=rerank))
 
     asearch = awaited(search)
 

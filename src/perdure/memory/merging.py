@@ -15,6 +15,7 @@ from perdure.errors import UsageError
 from perdure.memory.labels import unescaped
 from perdure.memory.models import indexed
 from perdure.memory.rows import Content, ItemRow, NewVersion, pack
+from perdure.memory.words import Analyzer
 from perdure.values.codec import decode, encode
 from perdure.values.crdts import PREFIX, Mergeable
 from perdure.values.registry import Codec
@@ -33,10 +34,13 @@ def merging_value(content: Content, codec: Codec) -> Mergeable | None:
 class Merge:
     """Merges a value with the one that an item holds. `keeps`: the item keeps its kind, pin, validity and texts."""
 
-    __slots__ = ("_codec", "_content", "_keeps", "_value", "body")
+    __slots__ = ("_codec", "_content", "_keeps", "_value", "_words", "body")
 
-    def __init__(self, value: Mergeable, content: Content, codec: Codec, *, keeps: bool = False) -> None:
-        self._value, self._content, self._codec, self._keeps = value, content, codec, keeps
+    def __init__(
+        self, value: Mergeable, content: Content, codec: Codec, words: Analyzer, *, keeps: bool = False
+    ) -> None:
+        self._value, self._content, self._keeps = value, content, keeps
+        self._codec, self._words = codec, words
         self.body = b""  # of the last attempt: a write whose answer was lost is found by it
 
     def __call__(self, change: NewVersion, old: ItemRow | None, identity: str, number: int, at: int) -> NewVersion:
@@ -57,4 +61,4 @@ class Merge:
         writer = blake3(f"{identity} {change.key}".encode()).hexdigest()[:16]
         content = content._replace(value=encode(value._stamped(writer, number, at), self._codec))
         self.body = pack(content)
-        return replace(change, body=self.body, words=indexed(content, change.key, self._codec).pack())
+        return replace(change, body=self.body, words=self._words.pack(indexed(content, change.key, self._codec)))

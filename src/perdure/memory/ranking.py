@@ -50,20 +50,23 @@ class Hit(NamedTuple):
     evidence: float
 
 
-def word_scores(terms: Sequence[int], segments: Sequence[IndexSegment], count: int) -> tuple[list[Array], list[Array]]:
+def word_scores(
+    terms: Mapping[int, float], segments: Sequence[IndexSegment], count: int
+) -> tuple[list[Array], list[Array]]:
     """Return, per segment, the nats of each item's words, and the part of the query's words that it has.
 
-    A word that h of n items have has log(1 + n / h) nats. A text gets the more of them the denser the word is in it.
-    The part is from 0 to 1, and rare words count more.
+    `terms` are those of the query, with the part of a word that each counts. A word that h of n items have has
+    log(1 + n / h) nats. A text gets the more of them the denser the word is in it. The part is from 0 to 1, and rare
+    words count more.
     """
     total = 0.0
     scores = [numpy.zeros(len(part.ids)) for part in segments]
     had = [numpy.zeros(len(part.ids)) for part in segments]
-    places = [part.postings(terms) for part in segments]
-    for number in range(len(terms)):
+    places = [part.postings([*terms]) for part in segments]
+    for number, share in enumerate(terms.values()):
         chosen = [part.items[place[number]] for part, place in zip(segments, places, strict=True)]
         holders = sum(int(part.alive[items].sum()) for part, items in zip(segments, chosen, strict=True))
-        rarity = math.log(1 + count / (holders or 0.5))
+        rarity = share * math.log(1 + count / (holders or 0.5))
         total += rarity
         if not holders:
             continue

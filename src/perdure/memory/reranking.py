@@ -16,7 +16,7 @@ from perdure.errors import UsageError
 from perdure.memory.hooks import ask_outside
 from perdure.memory.models import Item
 from perdure.memory.reading import ItemReader
-from perdure.memory.words import IndexText, query_terms, stems, term
+from perdure.memory.words import Analyzer, IndexText
 from perdure.storage.program import Flow
 from perdure.values.durations import Duration, check_duration
 
@@ -67,10 +67,10 @@ def ranked(
     query: str,
     limit: int | None,
     *,
-    explain: bool = False,
+    explain: Analyzer | None = None,
     rerank: Rerank | None = None,
 ) -> Flow[list[Item]]:
-    """Return the best `limit` items that a search has found, with their scores."""
+    """Return the best `limit` items that a search has found, with their scores. `explain` adds the parts of these."""
     hits = yield from flow
     rows = [row for row, _ in hits]
     items = reader.items(rows)
@@ -85,9 +85,10 @@ def ranked(
     best = []
     for place in places[:limit]:
         explained = None
-        if explain:
+        if explain is not None:
             before = {} if rerank is None else {"before": hits[place][1].score}
-            explained = {"matched": _matched(query, reader.indexed(rows[place])), **_parts(hits[place][1]), **before}
+            matched = _matched(query, reader.indexed(rows[place]), explain)
+            explained = {"matched": matched, **_parts(hits[place][1]), **before}
         best.append(replace(items[place], score=scores[place], explain=explained))
     return best
 
@@ -101,14 +102,13 @@ def _parts(hit: Hit) -> dict[str, float]:
     return {"words": hit.words, **meaning, "evidence": hit.evidence}
 
 
-def _matched(query: str, text: IndexText) -> list[str]:
+def _matched(query: str, text: IndexText, analyzer: Analyzer) -> list[str]:
     """Return the words of a query, as they were written, that an item has."""
-    packed = text.pack()
+    packed = analyzer.pack(text)
     count = len(packed) // 5
-    counted = {*struct.unpack_from(f"<{count}I", packed)}.intersection(query_terms(query))
+    counted = {*struct.unpack_from(f"<{count}I", packed)}.intersection(analyzer.query_terms(query))
     words = dict.fromkeys(word.strip(punctuation) for word in query.split())
-    # `stems` drops stop words. Those that are terms of this query are terms as they are.
-    return [word for word in words if counted.intersection(map(term, (*stems(word), word.lower())))]
+    return [word for word in words if counted.intersection(analyzer.query_terms(word))]
 
 
 def _scores(rerank: Rerank, query: str, items: list[Item]) -> Flow[list[float]]:

@@ -7,26 +7,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from perdure.log.cache import TenantCache
 from perdure.memory.embed import Embedding
 from perdure.memory.filters import UNREAD
 from perdure.memory.large import SearchIndex
+from perdure.memory.models import indexed
 from perdure.memory.reading import ItemReader
-from perdure.memory.rows import KNOWN_THEN, LIVE, OF_ITEM, OPENS, SEQUENCE_BITS, ItemQuery, item_row
+from perdure.memory.rows import KNOWN_THEN, LIVE, OF_ITEM, OPENS, SEQUENCE_BITS, ItemQuery, ItemRow, item_row
 from perdure.memory.tables import ITEM_VECTOR, ITEM_WORDS
+from perdure.memory.words import ENGLISH, Analyzer
 from perdure.storage.per_driver import PerDriver
 from perdure.storage.program import Batch, Driver, Program, Rows, Sql, Statement
 from perdure.threads.context import StoreContext
+from perdure.values.registry import Codec
 
 if TYPE_CHECKING:  # needs numpy
     from perdure.memory.segments import IndexRow, IndexScope, IndexSegment
 
 INDEX_BYTES = 256 << 20  # of the indexes in memory, unless `open` says otherwise
+_CODEC = Codec()  # for the readable form of values
 _MANY = 128  # items in one statement
 _BATCH = 8 * _MANY
 _LARGE = 16_384  # versions of a namespace that are read at a time
+T = TypeVar("T")
 Newest = dict[int, tuple[int, int]]  # by namespace: its newest number and its generation
 
 
@@ -48,6 +53,7 @@ _ITEMS = Sql(
     f"""SELECT {OF_ITEM} FROM memory_item i WHERE {{no_index}}i.tenant = :tenant
     AND i.id IN ({", ".join(f":id{n}" for n in range(_MANY))})""",
     opens=OPENS,
+    tolerant=True,
 )
 
 
@@ -66,6 +72,7 @@ class Searcher:
 
     def __init__(self, driver: Driver) -> None:
         self.embedding: Embedding | None = None
+        self.words: Analyzer = ENGLISH
         self.index: SearchIndex | None = None  # for scopes that are too large for the process
         self.summarizers: dict[tuple[str, str], Any] = {}  # `summarize` hooks, by tenant and path
         self.stores_indexes = False  # a read-only store or a view does not
@@ -96,15 +103,16 @@ def searcher_of(ctx: StoreContext) -> Searcher:
 
 def search_alike(view: StoreContext, ctx: StoreContext) -> None:
     """Let a snapshot or a sandbox rank items as its store does."""
-    searcher_of(view).embedding = searcher_of(ctx).embedding
+    searcher_of(view).embedding, searcher_of(view).words = searcher_of(ctx).embedding, searcher_of(ctx).words
 
 
 class ScopeIndexes:
     """The indexes of one scope of a tenant, by one model."""
 
     def __init__(self, tenant: int, searcher: Searcher, query: ItemQuery, model: str, dimension: int) -> None:
-        self._tenant, self._scopes = tenant, searcher.scopes
+        self._tenant, self._scopes, self._words = tenant, searcher.scopes, searcher.words
         self.query, self.model, self.dimension = query, model, dimension
+        self.stored_as = f"{model} {searcher.words.id}"
 
     def kept(self, *, then: bool) -> KeptScope | None:
         """Return the cached index, of the past or of the present."""
@@ -160,7 +168,8 @@ class ScopeIndexes:
             for space, (after, last) in ranges.items()
             if after < last
         ]
-        return _index_row_list([row for answer in (yield Batch(*reads)) for row in answer]) if reads else []
+        fetched = [row for answer in (yield Batch(*reads)) for row in answer] if reads else []
+        return (yield from self._rows(fetched))
 
     def _built(self, sql: Sql, space: int, numbers: tuple[int, int]) -> Program[IndexSegment]:
         """Return the segment of a large namespace. Its rows are read in pages, which never are in memory together."""
@@ -169,9 +178,35 @@ class ScopeIndexes:
         after, last = numbers
         segments = [IndexSegment.build([], self.dimension)]
         while page := (yield Batch(self._statement(sql, space, after, last, _LARGE)))[0]:
-            segments.append(IndexSegment.build(_index_row_list(page), self.dimension))
+            segments.append(IndexSegment.build((yield from self._rows(page)), self.dimension))
             after = page[-1][0] - (space << SEQUENCE_BITS)
         return IndexSegment.merge(segments)
+
+    def _rows(self, fetched: Rows) -> Program[list[IndexRow]]:
+        """Return fetched rows, in the order of their ids. Those that another analyzer has packed are cut again."""
+        from perdure.memory.segments import IndexRow
+
+        others = [id for id, _, gone, words, *_ in fetched if gone is None and not self._words.has_packed(words or b"")]
+        packed = yield from self._of_items(others, self._packed)
+        return [
+            IndexRow(
+                id, (id >> SEQUENCE_BITS, key), packed.get(id, words or b"") if gone is None else None, vec, kind, at
+            )
+            for id, key, gone, words, vec, kind, at in sorted(fetched, key=itemgetter(0))
+        ]
+
+    def _packed(self, row: ItemRow) -> bytes:
+        is_damaged = type(row.body) is not bytes  # if the item is a hit, reading it raises
+        return b"" if is_damaged else self._words.pack(indexed(row.content(), row.key, _CODEC))
+
+    def _of_items(self, ids: Sequence[int], make: Callable[[ItemRow], T]) -> Program[dict[int, T]]:
+        """Return what `make` makes of items, by their id."""
+        results: dict[int, T] = {}
+        for start in range(0, len(ids), _BATCH):
+            pages = pages_of(ids[start : start + _BATCH], _MANY)
+            answers = yield Batch(*(_ITEMS(tenant=self._tenant, **page) for page in pages))
+            results |= {row[0]: make(item_row(row, "")) for answer in answers for row in answer}
+        return results
 
     def _statement(self, sql: Sql, space: int, after: int, last: int, limit: int) -> Statement:
         first = space << SEQUENCE_BITS
@@ -184,11 +219,8 @@ class ScopeIndexes:
 
         conditions = {reader.column(test): test.names for test in reader.conditions}
         for part in kept.scope.without_columns(conditions):
-            ids, values = part.ids.tolist(), dict[int, Any]()
-            for start in range(0, len(ids), _BATCH):
-                pages = pages_of(ids[start : start + _BATCH], _MANY)
-                answers = yield Batch(*(_ITEMS(tenant=self._tenant, **page) for page in pages))
-                values |= {row[0]: reader.value(item_row(row, "")) for answer in answers for row in answer}
+            ids = part.ids.tolist()
+            values = yield from self._of_items(ids, reader.value)
             for key, names in conditions.items():
                 part.columns[key] = column_of((values.get(id, UNREAD) for id in ids), names)
         self.keep(kept)
@@ -198,15 +230,6 @@ def pages_of(ids: Sequence[int], size: int) -> list[dict[str, int]]:
     """Return the parameters `id0`, `id1` … of statements that each take `size` ids."""
     parts = [ids[start : start + size] for start in range(0, len(ids), size)]
     return [{f"id{n}": part[n] if n < len(part) else -1 for n in range(size)} for part in parts]
-
-
-def _index_row_list(fetched: Rows) -> list[IndexRow]:
-    from perdure.memory.segments import IndexRow
-
-    return [
-        IndexRow(id, (id >> SEQUENCE_BITS, key), (words or b"") if gone is None else None, vec, kind, at)
-        for id, key, gone, words, vec, kind, at in sorted(fetched, key=itemgetter(0))
-    ]
 
 
 def _follows(newest: tuple[int, int] | None, mark: tuple[int, int]) -> bool:

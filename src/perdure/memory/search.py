@@ -6,7 +6,7 @@ cache of one process. The row of an item decides whether it is there, holds and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -72,7 +72,9 @@ def search(
     if searcher.embedding is not None:
         [vector] = (yield from searcher.embedding.embed([query], queries=True)).vectors
     by_meaning = by_meaning and vector is not None  # if the embedder fails, words decide
-    asked = _Search(tenant, searcher, scope, query, vector, end, relevant, matches, by_meaning)
+    asked = _Search(
+        tenant, searcher, scope, searcher.words.query_terms(query), vector, end, relevant, matches, by_meaning
+    )
     indexes = asked.indexes()
     kept = indexes.kept(then=scope.then)
     if kept is not None and kept.is_steady and end is not None and end <= _PAGE_MAX:
@@ -105,7 +107,7 @@ def unranked(
     Return None if the index cannot tell: it has no columns for the filter, or the scope was written to.
     """
     tenant, searcher = (yield from ctx.tenant()), searcher_of(ctx)
-    asked = _Search(tenant or 0, searcher, scope, "", None, end, False, reader, True)
+    asked = _Search(tenant or 0, searcher, scope, {}, None, end, False, reader, True)
     kept = asked.indexes().kept(then=scope.then)
     if kept is None or not reader.conditions or asked.lacks_columns(kept.scope):
         return None
@@ -120,7 +122,7 @@ class _Search:
     tenant: int
     searcher: Searcher
     scope: ItemQuery
-    query: str
+    terms: Mapping[int, float]  # of the query
     vector: bytes | None
     end: int | None
     relevant: bool
@@ -132,7 +134,7 @@ class _Search:
         return ScopeIndexes(self.tenant, self.searcher, self.scope, *model)
 
     def ranking(self, scope: IndexScope) -> Ranking:
-        return self._relevant(scope.rank(self.query, self.vector, by_meaning=self.by_meaning))
+        return self._relevant(scope.rank(self.terms, self.vector, by_meaning=self.by_meaning))
 
     def _relevant(self, ranking: Ranking) -> Ranking:
         return ranking.relevant(self.searcher.floor) if self.relevant else ranking
@@ -182,7 +184,7 @@ class _Search:
         if proposal is None:
             ranking = self.ranking(kept.scope)
         else:
-            by_words = kept.scope.rank(self.query)
+            by_words = kept.scope.rank(self.terms)
             best = list(islice(by_words, proposal.asked.limit))
             cosines = yield from _cosines(proposal, best, paths)
             ranking = self._relevant(by_words.with_meaning(cosines, proposal.noise))

@@ -8,7 +8,7 @@ and validity of what it fetches.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import compress, repeat
@@ -22,17 +22,16 @@ from perdure.memory.columns import FieldColumn
 from perdure.memory.ranking import Ranking, specific, word_scores
 from perdure.memory.reading import ItemReader
 from perdure.memory.rows import SEQUENCE_BITS
-from perdure.memory.words import query_terms
 
 MERGE_RATIO = 4
 _BLOCK = 2048  # vectors that are compared with a query at a time
-_FORMAT = 2  # of a dumped segment; it also changes when `words.pack` does
+_FORMAT = 3  # of a dumped segment
 _ARRAYS = ("ids", "terms", "items", "counts", "more_items", "kinds", "at", "lengths", "total")
 _NO_IDS = numpy.zeros(0, "i8")
 
 
 class IndexRow(NamedTuple):
-    """A version of an item. `words` is what `IndexText.pack` returns, or None for a deletion. `vector` is float16."""
+    """A version of an item. `words` is what `Analyzer.pack` returns, or None for a deletion. `vector` is float16."""
 
     id: int
     key: Hashable
@@ -126,7 +125,7 @@ class IndexSegment:
             tuple(row.key for row in rows),
             numpy.frombuffer(b"".join([words[: len(words) // 5 * 4] for words in packed]), "<u4"),
             numpy.repeat(numpy.arange(len(rows), dtype="i4"), sizes),
-            numpy.frombuffer(b"".join([words[len(words) // 5 * 4 :] for words in packed]), "u1"),
+            numpy.frombuffer(b"".join([words[len(words) // 5 * 4 : len(words) // 5 * 5] for words in packed]), "u1"),
             vectors,
             Vectors.of(known[~is_first], numpy.arange(further), further),
             owners[~is_first],
@@ -304,8 +303,8 @@ class IndexScope:
     def size_bytes(self) -> int:
         return sum(part.size_bytes for part in self.parts)
 
-    def rank(self, query: str, vector: bytes | None = None, *, by_meaning: bool = False) -> Ranking:
-        """Rank the items that share a word with the query and, with the query's vector, all that have a vector.
+    def rank(self, terms: Mapping[int, float], vector: bytes | None = None, *, by_meaning: bool = False) -> Ranking:
+        """Rank the items that have one of the query's terms and, with the query's vector, all that have a vector.
 
         With `by_meaning`, rank by the plain cosine alone, and leave out items without a vector.
         """
@@ -317,7 +316,7 @@ class IndexScope:
             target = numpy.frombuffer(vector if by_meaning else specific(vector, *self.total), "<f2").astype("f4")
             cosines = [part.cosines(target) for part in self.parts]
         ids = [part.ids for part in self.parts]
-        words, parts = word_scores(query_terms(query), self.parts, self.count)
+        words, parts = word_scores(terms, self.parts, self.count)
         ranking = Ranking.fuse(self._live(ids), self._live(words), self._live(cosines), self._live(parts))
         return ranking.by_meaning() if by_meaning else ranking
 

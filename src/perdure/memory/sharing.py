@@ -22,6 +22,7 @@ from perdure.memory import flows, rows
 from perdure.memory.labels import labels_of
 from perdure.memory.merging import Merge, merging_value
 from perdure.memory.rows import LIVE, OF_ITEM, OPENS, ItemRow, NewVersion, identity_of
+from perdure.memory.scopes import searcher_of
 from perdure.storage.program import Batch, Flow, Program, Row, Sql, Transaction, adrive, drive, either, read, write
 from perdure.storage.store_tables import STORE
 from perdure.storage.wrapping import SnapshotDriver
@@ -166,7 +167,7 @@ def merge(ctx: StoreContext, path: str, source: StoreContext, source_path: str) 
         content = row.content()
         if (value := merging_value(content, source.codec)) is not None:
             columns = {name: getattr(row, name) for name in ("key", "kind", "valid_from", "valid_to", "expires")}
-            together = Merge(value, content, ctx.codec, keeps=True)
+            together = Merge(value, content, ctx.codec, searcher_of(ctx).words, keeps=True)
             versions.append(NewVersion(body=row.body, pinned=bool(row.pinned), merge=together, **columns))
     tenant = yield from ctx.ensure_tenant()
 

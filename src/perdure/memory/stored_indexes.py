@@ -62,7 +62,7 @@ def load(tenant: int, searcher: Searcher, indexes: ScopeIndexes) -> Flow[None]:
     spaces: Newest = {}
     for space, last, generation in large:
         try:
-            header, data = yield Transaction(partial(_read, tenant, space, indexes.model), volatile=True)
+            header, data = yield Transaction(partial(_read, tenant, space, indexes.stored_as), volatile=True)
             segment = (yield from aside(partial(_segment, space, indexes.dimension, header, data))) if header else None
         except Exception as error:  # it is damaged, or on a standby of PostgreSQL, which has no volatile tables
             _log.debug("an index of memory cannot be read: %s", said(error), extra=event("memory.index_unreadable"))
@@ -116,7 +116,7 @@ def store(tenant: int, searcher: Searcher, indexes: ScopeIndexes) -> Flow[None]:
             continue
         searcher.stored[tenant, space] = mark  # if it fails, it is not tried again at once
         try:
-            yield from _write(tenant, space, indexes.model, mark, (yield from aside(segment.dumped)))
+            yield from _write(tenant, space, indexes.stored_as, mark, (yield from aside(segment.dumped)))
         except PerdureError as error:  # a role of PostgreSQL that may only read, a full disk
             _log.debug("an index of memory was not stored: %s", said(error), extra=event("memory.index_not_stored"))
 

@@ -75,7 +75,7 @@ MEMORY_INDEX = Table(
     "memory_index",
     (
         Column("space", "int"),
-        Column("model", "text"),
+        Column("model", "text"),  # and the analyzer
         Column("number", "int"),
         Column("until", "int"),  # the newest number that it covers, …
         Column("at", "int"),  # … when that was learned, …

@@ -11,9 +11,10 @@ from perdure.errors import Damaged, PerdureError
 from perdure.memory.labels import labels_of, unescaped
 from perdure.memory.models import indexed
 from perdure.memory.rows import OPENS, ROW_COLUMNS, SEQUENCE_BITS, ItemRow
+from perdure.memory.scopes import searcher_of
 from perdure.memory.tables import ITEM_WORDS
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, check, read
-from perdure.values.registry import Codec
+from perdure.threads.context import StoreContext
 
 _PAGE = 1000
 _SPACES = Sql("SELECT space FROM memory_space WHERE tenant = :tenant ORDER BY space")
@@ -35,13 +36,13 @@ _LOOSE = Sql(f"SELECT count(*) {_OF_NO_VERSION}")
 _DROP_LOOSE = Sql(f"DELETE {_OF_NO_VERSION} RETURNING 1")
 
 
-def verify_memory(tenant: int, codec: Codec) -> Flow[tuple[int, list[tuple[str, str]]]]:
+def verify_memory(ctx: StoreContext, tenant: int) -> Flow[tuple[int, list[tuple[str, str]]]]:
     """Check all namespaces of a tenant. Return the number of versions, and problems as (namespace, sentence)."""
     spaces, orphans, loose, [(versions,)] = yield from read(partial(_survey, tenant))
     problems: list[tuple[str, str]] = []
     for (space,) in spaces:
         try:
-            problems += yield from check(partial(_verify_space, tenant, space, codec))
+            problems += yield from check(partial(_verify_space, ctx, tenant, space))
         except Damaged as error:
             problems.append(("", str(error)))
     for [(count,)], problem in ((orphans, "versions belong to no namespace"), (loose, "vectors belong to no version")):
@@ -60,7 +61,7 @@ def _survey(tenant: int) -> Program[list[Rows]]:
     return (yield Batch(*(sql(tenant=tenant) for sql in (_SPACES, _ORPHANS, _LOOSE, _VERSIONS))))
 
 
-def _verify_space(tenant: int, space: int, codec: Codec) -> Program[list[tuple[str, str]]]:
+def _verify_space(ctx: StoreContext, tenant: int, space: int) -> Program[list[tuple[str, str]]]:
     [spaces] = yield Batch(_SPACE(tenant=tenant, space=space))
     if not spaces:
         return []
@@ -72,7 +73,7 @@ def _verify_space(tenant: int, space: int, codec: Codec) -> Program[list[tuple[s
         after = page[-1][0]
         for *stored, packed in page:
             row = ItemRow._make((*stored, path))
-            problems += _check_row(row, packed, newest.get(row.key), codec)
+            problems += _check_row(ctx, row, packed, newest.get(row.key))
             newest[row.key] = row
     ended = [row for row in newest.values() if row.ended_at is not None]
     problems += [f"the newest version of {unescaped(row.key)!r} has ended" for row in ended]
@@ -87,7 +88,7 @@ def _verify_space(tenant: int, space: int, codec: Codec) -> Program[list[tuple[s
     return [("/".join(labels_of(path)), problem) for problem in problems]
 
 
-def _check_row(row: ItemRow, packed: object, before: ItemRow | None, codec: Codec) -> list[str]:
+def _check_row(ctx: StoreContext, row: ItemRow, packed: object, before: ItemRow | None) -> list[str]:
     subject = f"version {row.version} of {unescaped(str(row.key))!r}"
     if type(row.body) is not bytes:  # its hash did not match
         return [f"{subject} was changed, or cannot be read"]
@@ -99,7 +100,9 @@ def _check_row(row: ItemRow, packed: object, before: ItemRow | None, codec: Code
     if row.bytes != len(row.body):
         problems.append(f"{subject} has {len(row.body)} bytes, and its row says {row.bytes}")
     try:
-        if packed != indexed(row.content(), row.key, codec).pack():
+        text, words = indexed(row.content(), row.key, ctx.codec), searcher_of(ctx).words
+        # A search cuts again what another analyzer has packed.
+        if not isinstance(packed, bytes) or (words.has_packed(packed) and packed != words.pack(text)):
             problems.append(f"the words of {subject} are not those of its text: search may not find it")
     except PerdureError as error:
         problems.append(f"{subject} cannot be read: {error}")

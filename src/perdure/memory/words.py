@@ -1,8 +1,8 @@
 """The words of an item: cut and stemmed by SQLite's own tokenizer, without stop words, packed into a few bytes.
 
-Chinese, Japanese and Korean, which have no spaces or long words, are cut into pairs of characters. Cyrillic words lose
-their endings. A term is the crc32 of a stem: an item takes five bytes per different word. Nothing here needs numpy, so
-that a put works without it.
+Chinese, Japanese and Korean, which have no spaces or long words, are cut into pairs of characters. A term is the crc32
+of a stem: an item takes five bytes per different word. Other analyzers than English are in `analyzers.py`. Nothing here
+needs numpy, so that a put works without it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import threading
 import unicodedata
 from collections.abc import Callable
 from functools import lru_cache
-from itertools import chain
 from typing import Any, NamedTuple, cast
 from zlib import crc32
 
@@ -43,8 +42,9 @@ _HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff
 _SYMBOL = re.compile("[\u2600-\u27bf\U0001f300-\U0001faff]")  # the tokenizer drops them
 _NAME = re.compile("[A-Z][A-Za-z]+")
 _CAMEL = re.compile("(?<=[a-z0-9])(?=[A-Z])")
-_CUT = ["unicode61", "remove_diacritics", "2"]
-_STEMMED_MAX = 64  # the tokenizer stems no longer words, and a cache should not keep them
+STEMMED_MAX = 64  # the tokenizer stems no longer words, and a cache should not keep them
+_VERSION = 1  # of what analyzers make of a text: raise it when that changes, and items are cut again
+_PLAIN, _PORTER, _ACCENTS = range(3)  # the tokenizers
 _local = threading.local()
 
 Tokenizer = Callable[[bytes], list[str]]
@@ -68,25 +68,97 @@ class IndexText(NamedTuple):
         """Return the text to embed: that of the item, and the indexed part of its context."""
         return f"{self.text} {self.indexed_context}".strip()
 
-    def pack(self) -> bytes:
-        """Return the terms (four bytes each, ascending), then their weighted counts (one byte each)."""
+
+class Analyzer:
+    """Says which terms a text has, and packs those of an item.
+
+    Packed terms end with the mark of their analyzer. One that sees another mark cuts the item again (`scopes.py`).
+    """
+
+    def __init__(self, id: str, stems: Callable[[str], list[str]]) -> None:
+        self.id, self.stems = f"{id} {_VERSION}", stems
+        self._mark = crc32(self.id.encode()).to_bytes(4, "little")
+
+    def has_packed(self, packed: bytes) -> bool:
+        return len(packed) % 5 == len(self._mark) and packed.endswith(self._mark)
+
+    def pack(self, text: IndexText) -> bytes:
+        """Return the terms (four bytes each, ascending), their weighted counts (one byte each), and the mark."""
         counts: dict[int, int] = {}
-        for found_by, weight in (
-            (chain(stems(self.text), names(self.text)), TEXT_WEIGHT),
-            (_HAN.findall(self.text), LABEL_WEIGHT),
-            (stems(self.indexed_context), CONTEXT_WEIGHT),
-            (stems(_CAMEL.sub(" ", self.labels)), LABEL_WEIGHT),
+        for stems, weight in (
+            (self.stems(text.text), TEXT_WEIGHT),
+            (self.names(text.text), TEXT_WEIGHT),
+            (self.parts(text.text), LABEL_WEIGHT),
+            (self.stems(text.indexed_context), CONTEXT_WEIGHT),
+            (self.stems(_CAMEL.sub(" ", text.labels)), LABEL_WEIGHT),
         ):
-            for number in map(term, found_by):
+            for number in map(term, stems):
                 counts[number] = counts.get(number, 0) + weight
         terms = sorted(counts)
-        return struct.pack(f"<{len(terms)}I", *terms) + bytes([min(counts[number], COUNT_MAX) for number in terms])
+        weights = bytes([min(counts[number], COUNT_MAX) for number in terms])
+        return struct.pack(f"<{len(terms)}I", *terms) + weights + self._mark
+
+    def query_terms(self, query: str) -> dict[int, float]:
+        """Return the different terms of a query, in its order, with the part of a word that each counts."""
+        return dict.fromkeys(map(term, self.stems(query)), 1.0)
+
+    def names(self, text: str, start: int = 0) -> list[str]:
+        """Return the stop words from a place on that may be names, since they are capitalised: IT, Will, The Who."""
+        return []
+
+    def parts(self, text: str) -> list[str]:
+        """Return the parts of words by which an item is found too, with less weight."""
+        return []
 
 
-def query_terms(query: str) -> list[int]:
-    """Return the different terms of a query, in its order. Stop words are terms if there is nothing else."""
-    words = [*stems(query, _function_words(query)), *names(query.lstrip(), 1)]  # a question begins with a capital
-    return list(dict.fromkeys(map(term, words or _cut(query))))
+class WordAnalyzer(Analyzer):
+    """Cuts a text into words, and stems these. Stop words are terms only of a query that has nothing else.
+
+    A query that `drops` words also loses those that say nothing in its language.
+    """
+
+    def __init__(
+        self,
+        id: str,
+        stem: Callable[[str], str],
+        stop: frozenset[str] = frozenset(),
+        *,
+        drops: bool = True,
+        has_accents: bool = False,
+    ) -> None:
+        super().__init__(id, self._stems)
+        self.stem, self._stop, self._drops, self._has_accents = stem, stop, drops, has_accents
+
+    def query_terms(self, query: str) -> dict[int, float]:
+        # A question begins with a capital.
+        words = [*self._stems(query, self.dropped(query)), *self.names(query.lstrip(), 1)]
+        return dict.fromkeys(map(term, words or cut(query)), 1.0)
+
+    def names(self, text: str, start: int = 0) -> list[str]:
+        capitalised = (match[0].lower() for match in _NAME.finditer(text) if match.start() >= start)
+        return [word for word in capitalised if word in self._stop]
+
+    def parts(self, text: str) -> list[str]:
+        return _HAN.findall(text)
+
+    def dropped(self, query: str) -> frozenset[str]:
+        """Return the words that say nothing in the language of a query: the one that has most of them there."""
+        if not self._drops:
+            return self._stop
+        words = frozenset(cut(query))
+        return max((STOP_WORDS, *FUNCTION_WORDS), key=lambda known: len(words & known))  # English, if several have
+
+    def _stems(self, text: str, without: frozenset[str] = frozenset()) -> list[str]:
+        """Return the stems of a text's words, in order, without stop words and those in `without`."""
+        words: list[str] = []
+        for word in cut(text, has_accents=self._has_accents):
+            if word in self._stop or (without and folded(word) in without):
+                continue
+            if is_unspaced(word):
+                words += [word[at : at + 2] for at in range(len(word) - 1)]
+            else:
+                words.append(self.stem(word) if len(word) <= STEMMED_MAX else word)
+        return words if text.isascii() else [*words, *_SYMBOL.findall(text)]
 
 
 @lru_cache(100_000)
@@ -94,45 +166,32 @@ def term(stem: str) -> int:
     return crc32(stem.encode())
 
 
-def names(text: str, start: int = 0) -> list[str]:
-    """Return the stop words from a place on that may be names, since they are capitalised: IT, Will, The Who."""
-    found = (match[0].lower() for match in _NAME.finditer(text) if match.start() >= start)
-    return [word for word in found if word in STOP_WORDS]
+def is_unspaced(word: str) -> bool:
+    """Return whether a word is cut into pairs of characters."""
+    return not word.isascii() and len(word) > 2 and _UNSPACED.search(word) is not None
 
 
-def _function_words(query: str) -> frozenset[str]:
-    """Return the words that say nothing in the language of a query: the one that has most of them there."""
-    words = frozenset(_cut(query))
-    return max((STOP_WORDS, *FUNCTION_WORDS), key=lambda known: len(words & known))  # English, if several have
-
-
-def stems(text: str, without: frozenset[str] = frozenset()) -> list[str]:
-    """Return the stems of a text's words, in order, without stop words and those in `without`."""
-    words: list[str] = []
-    for word in _cut(text):
-        if word in without or word in STOP_WORDS:
-            continue
-        if not word.isascii() and len(word) > 2 and _UNSPACED.search(word):
-            words += [word[at : at + 2] for at in range(len(word) - 1)]
-        else:
-            words.append(_stem(word) if len(word) <= _STEMMED_MAX else word)
-    return words if text.isascii() else [*words, *_SYMBOL.findall(text)]
-
-
-def _cut(text: str) -> list[str]:
+def cut(text: str, *, has_accents: bool = False) -> list[str]:
+    """Return the words of a text in lower case, without accents unless it `has_accents`."""
     if not text:
         return []
-    return _tokenizers()[0](unicodedata.normalize("NFKC", text).encode(errors="replace"))
+    tokenize = _tokenizers()[_ACCENTS if has_accents else _PLAIN]
+    return tokenize(unicodedata.normalize("NFKC", text).encode(errors="replace"))
+
+
+def folded(word: str) -> str:
+    """Return a word without accents."""
+    return word if word.isascii() else "".join(cut(word))
 
 
 @lru_cache(20_000)
 def _stem(word: str) -> str:
-    stem = "".join(_tokenizers()[1](word.encode()))
+    stem = "".join(_tokenizers()[_PORTER](word.encode()))
     return stem if stem.isascii() else CYRILLIC_ENDING.sub("", stem)
 
 
-def _tokenizers() -> tuple[Tokenizer, Tokenizer]:
-    """Return a tokenizer that cuts words, and one that also stems them.
+def _tokenizers() -> tuple[Tokenizer, ...]:
+    """Return the tokenizers: one that cuts words, one that also stems them, and one that leaves their accents.
 
     They belong to a connection, which belongs to a thread.
     """
@@ -144,5 +203,13 @@ def _tokenizers() -> tuple[Tokenizer, Tokenizer]:
             options: dict[str, Any] = {"include_offsets": False, "include_colocated": False}
             return lambda data: cast("list[str]", tokenize(data, apsw.FTS5_TOKENIZE_DOCUMENT, None, **options))
 
-        _local.tokenizers = tokenizer(_CUT[0], _CUT[1:]), tokenizer("porter", _CUT)
-    return cast("tuple[Tokenizer, Tokenizer]", _local.tokenizers)
+        plain, accents = (["unicode61", "remove_diacritics", each] for each in "20")
+        _local.tokenizers = (
+            tokenizer(plain[0], plain[1:]),
+            tokenizer("porter", plain),
+            tokenizer(accents[0], accents[1:]),
+        )
+    return cast("tuple[Tokenizer, ...]", _local.tokenizers)
+
+
+ENGLISH = WordAnalyzer("english", _stem, STOP_WORDS)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from perdure.errors import UsageError
 from perdure.log.cache import BaseCache, TenantCache
+from perdure.memory.analyzers import analyzer_of
 from perdure.memory.handle import Memory
 from perdure.memory.scopes import INDEX_BYTES, searcher_of
 from perdure.ops.operations import Operations
@@ -63,28 +64,30 @@ def open_store(
     keys: KeyProvider | bytes | Sequence[bytes] | Mapping[str, Any] | Literal["env"] | None = None,
     objects: str | os.PathLike[str] | None = None,
     embedder: Any = None,
+    words: str | Callable[[str], list[str]] = "english",
     search_index: SearchIndex | None = None,
     **options: Any,
 ) -> Store:
     """Open a store: a path or `sqlite:///path`, `:memory:`, or `postgresql://…`. A new store is created by default.
 
     `trust` names module prefixes whose data classes may be saved and loaded without being registered one by one.
-    `durability="normal"` may lose the last commits at a power loss, never more, and never corrupts.
-    `"replicated"` also waits until a standby of PostgreSQL has applied each commit. `timeout_s` is how
-    long to wait for other writers. `create=False` raises if there is no store. With `read_only=True` the database
-    refuses every write (ReadOnlyStore). `lease_s` is how long a run stays with a
-    process that stopped renewing its lease. A state larger than `warn_bytes` logs a warning with the path of its
-    largest value. `keys` (a `KeyFile`, `StaticKeys`, 32 bytes, or "env" for the file that PERDURE_KEYS names) encrypts
-    what is stored; data that is not encrypted is then refused. `objects`, a folder or `s3://bucket/folder`, is where
-    values of `perdure.External` are. `embedder` makes memory searchable by meaning: "local", "SERVICE:MODEL", a
-    function from texts to vectors, an object with `embed_documents` and `embed_query`, or a model of
-    sentence-transformers. With None, items are found by their words. With `search_index`
-    (`perdure.memory.qdrant.QdrantIndex`), namespaces of more than 50,000 items are searched there. Other
-    options are passed to the driver.
+    `durability="normal"` may lose the last commits at a power loss, never more, and never corrupts. `"replicated"` also
+    waits until a standby of PostgreSQL has applied each commit. `timeout_s` is how long to wait for other writers.
+    `create=False` raises if there is no store. With `read_only=True` the database refuses every write (ReadOnlyStore).
+    `lease_s` is how long a run stays with a process that stopped renewing its lease. A state larger than `warn_bytes`
+    logs a warning with the path of its largest value. `keys` (a `KeyFile`, `StaticKeys`, 32 bytes, or "env" for the
+    file that PERDURE_KEYS names) encrypts what is stored; data that is not encrypted is then refused. `objects`, a
+    folder or `s3://bucket/folder`, is where values of `perdure.External` are. `embedder` makes memory searchable by
+    meaning: "local", "SERVICE:MODEL", a function from texts to vectors, an object with `embed_documents` and
+    `embed_query`, or a model of sentence-transformers. With None, items are found by their words. `words` chooses what
+    cuts and stems these: "english", "simple", "ngrams", a language of Snowball such as "german", or a function from a
+    text to its terms. With `search_index` (`perdure.memory.qdrant.QdrantIndex`), namespaces of more than 50,000 items
+    are searched there. Other options are passed to the driver.
     """
     check_name(tenant, "tenant")
     if not lease_s > 0:
         raise UsageError(f"lease_s={lease_s!r}: a number of seconds above 0")
+    analyzer = analyzer_of(words)
     wrapped = _encrypting(keys) if keys is not None else None  # first: wrong keys must not create a store
     keys = None  # error reporters show the variables of a frame: no key may be in it when the next lines raise
     opened = {"create": create and not read_only, "read_only": read_only}
@@ -96,7 +99,7 @@ def open_store(
         from perdure.storage.object_folder import objects_at
 
         context.objects = objects_at(objects)
-    searcher_of(context).scopes = TenantCache(memory_cache_bytes)
+    searcher_of(context).scopes, searcher_of(context).words = TenantCache(memory_cache_bytes), analyzer
     if (cache := driver.capabilities.keys) is not None:  # texts in memory are dropped with the key that opened them
         cache.listen(context.cache)
         cache.listen(context.threads)

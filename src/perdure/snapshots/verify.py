@@ -25,7 +25,7 @@ def verify_tenant(ctx: StoreContext, progress: Progress | None = None) -> Flow[R
 
     report = Report.of((yield from threads.verify_tenant(tenant, progress)))
     of_runs = yield from runs.verify_runs(tenant, progress, live=is_live(ctx))
-    versions, of_memory = yield from memory.verify_memory(tenant, ctx.codec)
+    versions, of_memory = yield from memory.verify_memory(ctx, tenant)
     of_values = yield from externals.verify(ctx, tenant)
     problems = [
         *report.problems,
