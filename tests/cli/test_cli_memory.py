@@ -87,6 +87,20 @@ def test_search_ranks_by_words_and_by_the_named_embedder(run: Run, filled: Path)
     assert run("memory", "reembed")[0] == 2
 
 
+def test_the_environment_names_the_analyzer(run: Run, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("app.py").write_text("def first(text):\n    return [word[:3] for word in text.split()]\n")
+    monkeypatch.setenv("PERDURE_WORDS", "app.py:first")
+    assert [item["key"] for item in lines(run("memory", "search", "users", "mounted", "--json")[1])] == ["hobby"]
+    assert run("memory", "reindex", "users/alice")[:2] == (0, "3 versions indexed\n")
+    assert json.loads(run("memory", "reindex", "--json")[1]) == {"namespace": "/", "indexed": 1}
+    assert run("store", "verify")[0] == 0
+    monkeypatch.setenv("PERDURE_WORDS", "simple")
+    assert lines(run("memory", "search", "users", "mounted hikes", "--json")[1]) == []
+    assert [item["key"] for item in lines(run("memory", "search", "users", "hiking", "--json")[1])] == ["hobby"]
+    monkeypatch.setenv("PERDURE_WORDS", "klingon")
+    assert run("memory", "search", "users", "hikes")[0] == 2
+
+
 def test_a_search_that_finds_nothing_says_why(run: Run, filled: Path) -> None:
     Path("app.py").write_text("def embed(texts):\n    return [[1.0, len(text)] for text in texts]\n")
     assert "there are no items in users/alise" in run("memory", "search", "users/alise", "hikes")[2]

@@ -63,6 +63,7 @@ def test_changes_of_many_items_belong_into_a_step_and_are_not_repeated_by_a_repl
             lambda: alice.erase_label("alice"),
             lambda: alice.migrate(),
             lambda: alice.reembed(),
+            lambda: alice.reindex(),
         ]
 
         @perdure.step

@@ -14,6 +14,7 @@ from perdure.testing.processes import ForkServer
 PUTS = """
 import sys, perdure
 store = perdure.open(sys.argv[1], embedder=lambda texts: [[float(len(text)), 1.0] for text in texts])
+grams = perdure.open(sys.argv[1], words="ngrams")
 memory, other = store.memory("users", "alice"), store.memory("users", "alice", "other")
 others = [
     lambda: other.put_many({"a": "hiking", "b": "sailing"}),
@@ -22,6 +23,7 @@ others = [
     lambda: other.delete("b"),
     lambda: other.put("c", "hiking", pinned=True),
     lambda: store.memory("users").reembed(),
+    lambda: grams.memory("users").reindex(),
     lambda: other.forget({}),
     lambda: other.erase("a"),
 ]

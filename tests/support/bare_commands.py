@@ -94,6 +94,7 @@ memory stats
 memory export users/alice
 memory import users/bob items.jsonl
 memory migrate app.py
+memory reindex
 memory pin users/alice hobby
 memory unpin users/alice hobby
 memory forget users/alice hobby --yes

@@ -29,6 +29,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -104,13 +105,15 @@ class Shell:
 
     def run(self, command: str, expected: str) -> str:
         """Run a command as a shell would, and say "Killed" as a shell does. What it said."""
-        name, *arguments = shlex.split(command)
+        words = shlex.split(command)
+        variables = dict(word.split("=", 1) for word in takewhile(re.compile("[A-Z_]+=").match, words))
+        name, *arguments = words[len(variables) :]
         if name == "kill":
             job = self._jobs[int(arguments[0].removeprefix("%")) - 1]
             job.terminate()
             said, _ = job.communicate(timeout=COMMAND_S_MAX)
             return said
-        if name == "perdure" and not LOADS_CODE & set(arguments):
+        if name == "perdure" and not variables and not LOADS_CODE & set(arguments):
             printed = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
             from perdure.cli import main
 
@@ -119,7 +122,7 @@ class Shell:
             printed.seek(0)
             return printed.read()
         in_background = arguments[-1:] == ["&"]
-        job = self._start([*COMMANDS[name], *(arguments[:-1] if in_background else arguments)])
+        job = self._start([*COMMANDS[name], *(arguments[:-1] if in_background else arguments)], variables)
         if in_background:
             self._jobs.append(job)
             assert job.stdout is not None
@@ -131,14 +134,14 @@ class Shell:
             raise
         return said + ("Killed\n" if job.returncode == -signal.SIGKILL else "")
 
-    def _start(self, command: list[str]) -> subprocess.Popen[str]:
+    def _start(self, command: list[str], variables: dict[str, str]) -> subprocess.Popen[str]:
         return subprocess.Popen(
             command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **variables},
         )
 
     def close(self) -> None:

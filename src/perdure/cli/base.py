@@ -34,6 +34,16 @@ SECTIONS = (  # the order of the sections in the help
 )
 
 
+def _words() -> dict[str, Any]:
+    """Return $PERDURE_WORDS as an option: a name, or a function of an app."""
+    words = os.environ.get("PERDURE_WORDS")
+    if not words:
+        return {}
+    from perdure.runs.workers.loading import load_named
+
+    return {"words": load_named(words) if ":" in words else words}
+
+
 class Invocation:
     """One call of a command: its common options and its output.
 
@@ -88,7 +98,7 @@ class Invocation:
             hint = "check --store or PERDURE_STORE" if url is None else "check the path"
             raise OpenError(f"there is no store at {path}; {hint}, or create it: `perdure store create {quote(path)}`")
         tenant = {} if self.tenant is None else {"tenant": self.tenant}
-        return perdure.open(where, **{"create": create, **self.options(where), **tenant, **more})
+        return perdure.open(where, **{"create": create, **self.options(where), **_words(), **tenant, **more})
 
     # --- stdout
 

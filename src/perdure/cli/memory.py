@@ -162,7 +162,7 @@ def search(
 
     Searches by words, and with --embedder also by meaning. Needs the extra `search`. --json prints a line per item.
     """
-    with _open(cli, embedder) as store:
+    with open_with(cli, embedder) as store:
         memory = _raw(store, labels)
         matches = memory.search(
             query, limit=limit, where=dict(where) or None, kind=kind, relevant=relevant, explain=explain
@@ -200,7 +200,7 @@ def put(
     embedder: str | None,
 ) -> None:
     """Store a value under a key. The old value stays in the history."""
-    with _open(cli, embedder) as store:
+    with open_with(cli, embedder) as store:
         item = store.memory(*labels).put(
             key,
             parse_value(value),
@@ -354,7 +354,7 @@ def stats(cli: Invocation, labels: Labels, embedder: str | None) -> None:
 
     `embedded` counts the versions that have a vector of --embedder.
     """
-    with _open(cli, embedder) as store:
+    with open_with(cli, embedder) as store:
         usage = store.memory(*labels).stats()
     if cli.json:
         return cli.document(usage)
@@ -381,27 +381,6 @@ def migrate(cli: Invocation, store: Store, app: str, labels: Labels) -> None:
     with cli.progress("migrating") as progress:
         count = store.memory(*labels).migrate(progress=progress)
     cli.result(f"{plural(count, 'item')} migrated", namespace=namespace_text(labels), migrated=count)
-
-
-@command(
-    memory_group,
-    "Control",
-    "perdure memory reembed --embedder local\nperdure memory reembed users --embedder app.py:embed",
-)
-@scope_argument
-@embedder_option
-@click.pass_obj
-def reembed(cli: Invocation, labels: Labels, embedder: str | None) -> None:
-    """Embed the items that have no vector of the embedder.
-
-    Run it after you changed the embedder, or after it failed. Until then, searches find these items by words only.
-    After an interruption, run the same command again: it continues.
-    """
-    if embedder is None:
-        raise UsageError("which embedder? Give --embedder local, or --embedder app.py:embed")
-    with _open(cli, embedder) as store, cli.progress("embedding") as progress:
-        count = store.memory(*labels).reembed(progress=progress)
-    cli.result(f"{plural(count, 'item')} embedded", namespace=namespace_text(labels), embedded=count)
 
 
 @command(
@@ -432,11 +411,11 @@ def mcp(
     from perdure.memory.mcp import serve
 
     cli.store = url or cli.store
-    with _open(cli, embedder) as store:
+    with open_with(cli, embedder) as store:
         serve(_raw(store, labels), read_only=read_only, blocks=blocks)
 
 
-def _open(cli: Invocation, embedder: str | None) -> Store:
+def open_with(cli: Invocation, embedder: str | None) -> Store:
     """Open the store with an embedder: "local", "SERVICE:MODEL", or a function of an app."""
     from perdure.memory.embedding_services import NAMES
 

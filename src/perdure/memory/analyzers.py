@@ -94,6 +94,8 @@ def _snowball(language: str) -> Analyzer:
     def stem(word: str) -> str:
         if not hasattr(local, "stemmer"):
             local.stemmer = Stemmer.Stemmer(language, 0)
-        return folded(local.stemmer.stemWord(word))
+        stem: str = local.stemmer.stemWord(word)
+        # "café" and "cafe" may end differently for a stemmer.
+        return stem if (plain := folded(stem)) == stem else local.stemmer.stemWord(plain)
 
     return WordAnalyzer(f"snowball {Stemmer.version()} {language}", stem, has_accents=True)

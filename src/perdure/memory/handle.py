@@ -329,6 +329,16 @@ class Memory(MemoryDecisions, MemoryOffers):
     areembed = awaited(reembed)
 
     @blocking
+    def reindex(self, *, progress: Progress | None = None) -> Flow[int]:
+        """Cut the versions again that another analyzer has cut, here and in all namespaces below. Return how many.
+
+        Call it after `words` of `perdure.open` was changed. Until then each process cuts what it searches for itself.
+        """
+        return self._change("reindex", maintenance.reindex(self._context, self._path, progress))
+
+    areindex = awaited(reindex)
+
+    @blocking
     def unreadable(self) -> Flow[list[Item]]:
         """Return the items of this namespace and of all below it that this code cannot read.
 
@@ -438,8 +448,7 @@ class Memory(MemoryDecisions, MemoryOffers):
 
     def _newest(self, limit: int) -> Flow[list[Item]]:
         """Return the newest items that hold now."""
-        scope = self._query()
-        reader = self._reader()
+        scope, reader = self._query(), self._reader()
         listed = flows.listing(self._context, scope._replace(valid_at=scope.now), limit, 0, reader)
         return self._read("memory.newest", [limit], reader.shown(listed))
 
@@ -483,8 +492,7 @@ class Memory(MemoryDecisions, MemoryOffers):
         `where` selects by value, as in `search`; `kind` selects one kind; `valid_at` selects what holds at that time.
         At most `limit` items are returned. None returns all.
         """
-        scope = self._query(kind, valid_at)
-        reader = self._reader(where)
+        scope, reader = self._query(kind, valid_at), self._reader(where)
         listed = flows.listing(self._context, scope, limit, offset, reader)
         return self._read("memory.list", [where, kind, valid_at, limit, offset], reader.shown(listed))
 

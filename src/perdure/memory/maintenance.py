@@ -1,4 +1,4 @@
-"""Changes of many rows of memory: policies, embedding again, the daily sweep. Each uses short transactions.
+"""Changes of many rows of memory: policies, indexing again, the daily sweep. Each uses short transactions.
 
 Erasure is in `erasing.py`.
 """
@@ -16,7 +16,8 @@ from perdure.memory.models import indexed
 from perdure.memory.policies import MemoryPolicy
 from perdure.memory.rows import EXPIRED, IN_SCOPE, LIVE, OF_ITEM, ItemRow, NewVersion
 from perdure.memory.scopes import searcher_of
-from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, fetch, read, write
+from perdure.memory.tables import ITEM_WORDS
+from perdure.storage.program import Batch, Flow, Program, Progress, Rows, Sql, Statement, aside, fetch, read, write
 from perdure.threads.context import StoreContext
 
 _PAGE = 500
@@ -47,6 +48,16 @@ _WITHOUT_VECTOR = f"""FROM {IN_SCOPE} AND {LIVE} AND i.id > :after AND NOT EXIST
 _UNEMBEDDED = Sql(f"SELECT {OF_ITEM}, s.path {_WITHOUT_VECTOR} ORDER BY i.id LIMIT :limit", opens=rows.OPENS)
 _COUNT_UNEMBEDDED = Sql(f"SELECT count(*) {_WITHOUT_VECTOR}")
 _DROP_VECTOR = Sql("DELETE FROM memory_vector WHERE tenant = :tenant AND id = :id")
+_PACKED = Sql(
+    f"""SELECT {OF_ITEM}, s.path, i.words FROM {IN_SCOPE} AND i.gone IS NULL AND i.id > :after
+    ORDER BY i.id LIMIT :limit""",
+    opens=rows.OPENS | {15: ITEM_WORDS.at(0)},
+    tolerant=True,
+)
+_COUNT_VERSIONS = Sql(f"SELECT count(*) FROM {IN_SCOPE} AND i.gone IS NULL")
+_SET_WORDS = Sql(
+    "UPDATE memory_item SET words = :words WHERE tenant = :tenant AND id = :id", seals={"words": ITEM_WORDS}
+)
 _IS_LIVE = Sql(f"SELECT 1 FROM memory_item i WHERE i.tenant = :tenant AND i.id = :id AND {LIVE}")
 
 
@@ -138,6 +149,33 @@ def _set_vectors(tenant: int, path: str, model: str, vectors: list[tuple[int, by
     if replaced:
         yield Batch(_REINDEX(tenant=tenant, space=locked[0][0]))
     return len(replaced)
+
+
+def reindex(ctx: StoreContext, path: str, progress: Progress | None) -> Flow[int]:
+    """Cut the versions of a scope again that another analyzer has cut. Return how many.
+
+    The indexes in memory stay: each process cuts such words for itself when it reads them.
+    """
+    words, count, done, after = searcher_of(ctx).words, 0, 0, 0
+    scope: dict[str, Any] = {"tenant": (yield from ctx.tenant()) or 0, "path": path, "below": below(path)}
+    [(total,)] = yield from fetch(_COUNT_VERSIONS, **scope)
+
+    def cut(page: Rows) -> list[Statement]:
+        stale = [ItemRow(*row) for *row, packed in page if not (type(packed) is bytes and words.has_packed(packed))]
+        texts = {row.id: indexed(row.content(), row.key, ctx.codec) for row in stale if type(row.body) is bytes}
+        return [_SET_WORDS(tenant=scope["tenant"], id=id, words=words.pack(text)) for id, text in texts.items()]
+
+    while page := (yield from fetch(_PACKED, **scope, after=after, limit=_PAGE)):
+        if statements := (yield from aside(partial(cut, page))):
+            yield from write(partial(_set_words, statements))
+        count, done, after = count + len(statements), done + len(page), page[-1][0]
+        if progress is not None:
+            progress(done, max(done, total))
+    return count
+
+
+def _set_words(statements: list[Statement]) -> Program[None]:
+    yield Batch(*statements, last=True)
 
 
 def sweep(ctx: StoreContext, tenant: int) -> Flow[int]:
