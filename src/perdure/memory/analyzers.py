@@ -8,6 +8,7 @@ from functools import cache, lru_cache
 from typing import Any, Final
 
 from perdure.errors import ExtraMissing, UsageError
+from perdure.memory.languages import FUNCTION_WORDS
 from perdure.memory.words import (
     ENGLISH,
     STEMMED_MAX,
@@ -50,8 +51,8 @@ def _has_grams(word: str) -> bool:
     return GRAM_MIN <= len(word) <= STEMMED_MAX and word.isalpha() and not is_unspaced(word)
 
 
-SIMPLE = WordAnalyzer("simple", str, drops=False)
-NGRAMS = GramAnalyzer("ngrams", ENGLISH.stem, STOP_WORDS)
+SIMPLE = WordAnalyzer("simple", str)
+NGRAMS = GramAnalyzer("ngrams", ENGLISH.stem, STOP_WORDS, drops=ENGLISH.drops)
 _NAMED = {"english": ENGLISH, "simple": SIMPLE, "ngrams": NGRAMS}
 
 
@@ -59,8 +60,9 @@ def analyzer_of(words: object) -> Analyzer:
     """Return the analyzer for `open(words=…)`: a name, or a function from a text to its terms. Raises UsageError."""
     if isinstance(words, str):
         return _NAMED.get(words) or _snowball(words)
-    name = getattr(words, "id", None) or f"{getattr(words, '__module__', '')}.{getattr(words, '__qualname__', '')}"
-    if not callable(words) or name.endswith((".", "<lambda>")):
+    module, name = getattr(words, "__module__", None), getattr(words, "__qualname__", "<lambda>")
+    name = getattr(words, "id", f"{module}.{name}" if module and name != "<lambda>" else None)
+    if not callable(words) or not isinstance(name, str):
         raise UsageError(
             f"words={words!r:.100} is no analyzer: give a name ({', '.join(_NAMED)}, german, …), or a function from a "
             "text to its terms that has a name of its own, or an `id` that changes with what it does"
@@ -98,4 +100,5 @@ def _snowball(language: str) -> Analyzer:
         # "café" and "cafe" may end differently for a stemmer.
         return stem if (plain := folded(stem)) == stem else local.stemmer.stemWord(plain)
 
-    return WordAnalyzer(f"snowball {Stemmer.version()} {language}", stem, has_accents=True)
+    drops = (FUNCTION_WORDS.get(language, frozenset()), *ENGLISH.drops)  # a word of two languages is of this one
+    return WordAnalyzer(f"snowball {Stemmer.version()} {language}", stem, drops=drops, has_accents=True)

@@ -11,7 +11,7 @@ import re
 import struct
 import threading
 import unicodedata
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple, cast
 from zlib import crc32
@@ -114,7 +114,7 @@ class Analyzer:
 class WordAnalyzer(Analyzer):
     """Cuts a text into words, and stems these. Stop words are terms only of a query that has nothing else.
 
-    A query that `drops` words also loses those that say nothing in its language.
+    A query also loses the words of that set of `drops` of which it has most: those that say nothing in its language.
     """
 
     def __init__(
@@ -123,16 +123,16 @@ class WordAnalyzer(Analyzer):
         stem: Callable[[str], str],
         stop: frozenset[str] = frozenset(),
         *,
-        drops: bool = True,
+        drops: Sequence[frozenset[str]] = (),
         has_accents: bool = False,
     ) -> None:
         super().__init__(id, self._stems)
-        self.stem, self._stop, self._drops, self._has_accents = stem, stop, drops, has_accents
+        self.stem, self._stop, self.drops, self._has_accents = stem, stop, drops, has_accents
 
     def query_terms(self, query: str) -> dict[int, float]:
         # A question begins with a capital.
         words = [*self._stems(query, self.dropped(query)), *self.names(query.lstrip(), 1)]
-        return dict.fromkeys(map(term, words or cut(query)), 1.0)
+        return dict.fromkeys(map(term, words or self._stems(query) or cut(query)), 1.0)
 
     def names(self, text: str, start: int = 0) -> list[str]:
         capitalised = (match[0].lower() for match in _NAME.finditer(text) if match.start() >= start)
@@ -142,11 +142,9 @@ class WordAnalyzer(Analyzer):
         return _HAN.findall(text)
 
     def dropped(self, query: str) -> frozenset[str]:
-        """Return the words that say nothing in the language of a query: the one that has most of them there."""
-        if not self._drops:
-            return self._stop
+        """Return the words that say nothing in the language of a query."""
         words = frozenset(cut(query))
-        return max((STOP_WORDS, *FUNCTION_WORDS), key=lambda known: len(words & known))  # English, if several have
+        return max(self.drops, key=lambda known: len(words & known), default=self._stop)  # the first, if several have
 
     def _stems(self, text: str, without: frozenset[str] = frozenset()) -> list[str]:
         """Return the stems of a text's words, in order, without stop words and those in `without`."""
@@ -212,4 +210,4 @@ def _tokenizers() -> tuple[Tokenizer, ...]:
     return cast("tuple[Tokenizer, ...]", _local.tokenizers)
 
 
-ENGLISH = WordAnalyzer("english", _stem, STOP_WORDS)
+ENGLISH = WordAnalyzer("english", _stem, STOP_WORDS, drops=(STOP_WORDS, *FUNCTION_WORDS.values()))
