@@ -126,6 +126,8 @@ def test_copies_and_adapters_have_the_words_of_their_store(tmp_path: Path) -> No
         store.memory("m").put("home", {"fact": "Zwei Häuser"})
         store.ops.transfer(tmp_path / "b.db")
         store.ops.backup(tmp_path / "a.backup")
+    with perdure.open(tmp_path / "a.db", words="german", read_only=True) as store:
+        assert keys(store.memory("m").search("Haus")) == ["home"]
     perdure.ops.restore_backup(tmp_path / "a.backup", tmp_path / "c.db")
     for name in ("b.db", "c.db"):
         with PerdureStore(str(tmp_path / name), words="german") as adapter:

@@ -95,6 +95,7 @@ def test_a_count_stays_within_its_byte() -> None:
 def test_any_text_can_be_packed(text: str, context: str | None) -> None:
     packed = pack(text, context)
     assert ENGLISH.has_packed(packed)
+    assert not ENGLISH.has_packed(packed[:-4]), "of a version that named no analyzer"
     counts = unpack(packed)
     assert list(counts) == sorted(counts)
     assert set(map(term, ENGLISH.stems(text))) <= set(counts)
