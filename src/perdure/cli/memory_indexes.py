@@ -40,7 +40,7 @@ def reembed(cli: Invocation, labels: Labels, embedder: str | None) -> None:
 @command(
     memory_group,
     "Control",
-    "PERDURE_WORDS=german perdure memory reindex\nPERDURE_WORDS=app.py:cut perdure memory reindex users",
+    "perdure memory reindex\nperdure memory reindex users/alice --json",
 )
 @scope_argument
 @with_store

@@ -189,9 +189,7 @@ class ScopeIndexes:
         others = [id for id, _, gone, words, *_ in fetched if gone is None and not self._words.has_packed(words or b"")]
         packed = yield from self._of_items(others, self._packed)
         return [
-            IndexRow(
-                id, (id >> SEQUENCE_BITS, key), packed.get(id, words or b"") if gone is None else None, vec, kind, at
-            )
+            IndexRow(id, (id >> SEQUENCE_BITS, key), None if gone else packed.get(id, words or b""), vec, kind, at)
             for id, key, gone, words, vec, kind, at in sorted(fetched, key=itemgetter(0))
         ]
 
