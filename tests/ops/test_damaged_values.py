@@ -73,7 +73,7 @@ NO_PAYLOAD = {
     "write": "tenant thread space id task idx",
     "run": """tenant run version parent root origin origin_seq
         status queue priority owner fence starts lease_until wake_at wakeup_pending request entries digest seq since
-        created_at changed_at keep_until cut bucket key turn crashes""",
+        created_at changed_at keep_until cut bucket key turn crashes reopened_at""",
     "run_tag": "tenant key at run",
     "run_value": "tenant run kind",
     "journal": "tenant run seq",
