@@ -24,7 +24,18 @@ from perdure.runs.calls.messages import NAME as RECEIVE
 from perdure.runs.history.state_history import checkpoint_at
 from perdure.runs.journal.entries import DIGEST_MASK, DONE, INTENT, Entry, Recorded, entry_digest, unpack
 from perdure.runs.journal.journal import ROWS, SEQ_MAX
-from perdure.runs.journal.rows import BY_ID, BY_NUMBER, COLUMNS, FINISHED, NEVER, RUN_ENCRYPTED, TASK, WAITS, is_swept
+from perdure.runs.journal.rows import (
+    BY_NUMBER,
+    COLUMNS,
+    FINISHED,
+    NEVER,
+    RUN_ENCRYPTED,
+    TASK,
+    WAITS,
+    is_swept,
+    look_up,
+    look_up_all,
+)
 from perdure.runs.journal.standing import UNDO
 from perdure.runs.run_table import TEAM, RunRow
 from perdure.runs.tables import ANSWER, ASK, MAIL, RUN_VALUE, TAKEN, WAITING_MAIL
@@ -156,9 +167,7 @@ def runs_then(tenant: int, at: int, ids: Sequence[str]) -> Program[dict[str, Run
     """Return the runs that may have changed since an instant, by id, and those of `ids`. Raises HistoryGone."""
     [later] = yield Batch(_LATER(tenant=tenant, at=at))
     rows = {row.id: row for row in map(RunRow._make, later)}
-    for id in ids:
-        [row_there] = yield Batch(BY_ID(tenant=tenant, id=id))
-        rows |= {row.id: row for row in map(RunRow._make, row_there)}
+    rows |= yield from look_up_all(tenant, ids)
     then: dict[str, RunThen] = {}
     for id, row in rows.items():
         part = yield from read_run(tenant, row)
@@ -173,11 +182,11 @@ def runs_then(tenant: int, at: int, ids: Sequence[str]) -> Program[dict[str, Run
 
 def run_now(tenant: int, id: str) -> Program[bytes | None]:
     """Return what is compared of a run; None if there is none."""
-    [row_there] = yield Batch(BY_ID(tenant=tenant, id=id))
-    if not row_there:
+    row = yield from look_up(tenant, id)
+    if row is None:
         return None
     try:
-        return _content((yield from read_run(tenant, RunRow._make(row_there[0]))))
+        return _content((yield from read_run(tenant, row)))
     except JournalDamaged:
         return b""
 

@@ -15,7 +15,7 @@ import orjson
 from perdure.errors import BatchRefused, Busy, NotFound, UsageError
 from perdure.runs.journal.entries import compress
 from perdure.runs.journal.mail import NOTIFY, Outgoing, put_statements
-from perdure.runs.journal.rows import BY_ID, FINISHED, NEVER, SET_ARGS, NewRun, insert
+from perdure.runs.journal.rows import FINISHED, NEVER, SET_ARGS, NewRun, insert, look_up, look_up_all
 from perdure.runs.run_table import RunRow
 from perdure.runs.tables import INPUT, MAIL_HEADER, MAIL_VALUE
 from perdure.storage.program import Batch, Program, Rows, Sql
@@ -263,21 +263,16 @@ def _deliver(
     parcels = list(parcels)
     ids = {parcel.to if isinstance(parcel, Letter) else parcel.id for parcel in parcels}
     ids |= {parcel.sender for parcel in parcels if isinstance(parcel, Letter) and parcel.sender}
-    runs = yield from _runs(place, sorted(ids))
+    runs = yield from look_up_all(place.tenant, sorted(ids))
     numbers = sorted({row.run for row in runs.values()} | {place.root})
     yield Batch(_LOCK_RUNS(tenant=place.tenant, runs=orjson.dumps(numbers).decode()))
-    runs = yield from _runs(place, sorted(ids))  # as they are under the lock
+    runs = yield from look_up_all(place.tenant, sorted(ids))  # as they are under the lock
     for parcel in parcels:
         if isinstance(parcel, Letter):
             yield from _deliver_letter(place, source, parcel, runs, now)
         else:
             yield from _arrive(place, source, parcel, runs, arriving[parcel.id], now)
-            runs |= yield from _runs(place, [parcel.id])
-
-
-def _runs(place: TeamPlace, ids: list[str]) -> Generator[Batch, list[Rows], dict[str, RunRow]]:
-    answers = yield Batch(*(BY_ID(tenant=place.tenant, id=one) for one in ids)) if ids else Batch()
-    return {row.id: row for row in (RunRow._make(rows[0]) for rows in answers if rows)}
+            runs |= yield from look_up_all(place.tenant, [parcel.id])
 
 
 def _deliver_letter(place: TeamPlace, source: str, letter: Letter, runs: Mapping[str, RunRow], now: int) -> Steps:
@@ -340,8 +335,7 @@ def new_stand_in(place: TeamPlace, run_id: str, peer: str, incarnation: bytes) -
 
 def add_stand_in(place: TeamPlace, new: NewRun, now: int) -> Program[bool]:
     """Add a stand-in for a member in another store, unless there is one. Return False if the id is another run's."""
-    [rows] = yield Batch(BY_ID(tenant=place.tenant, id=new.id))
-    if rows:
-        row = RunRow._make(rows[0])
+    row = yield from look_up(place.tenant, new.id)
+    if row is not None:
         return row.function == ELSEWHERE and row.version == new.version
     return (yield from insert(place.tenant, new, now=now))

@@ -14,7 +14,7 @@ from perdure.errors import Conflict, NotFound
 from perdure.runs.execution.turn import check_size
 from perdure.runs.journal.entries import compress, decompress
 from perdure.runs.journal.mail import NOTIFY, Outgoing, put_statements
-from perdure.runs.journal.rows import ADD_VALUE, BY_ID, CLOSE_ASKS, FINISHED, LOCK
+from perdure.runs.journal.rows import ADD_VALUE, CLOSE_ASKS, FINISHED, LOCK, look_up, look_up_all
 from perdure.runs.run_table import RunRow
 from perdure.runs.tables import MAIL_HEADER, MAIL_VALUE
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, fetch, sleep, write
@@ -179,10 +179,10 @@ def leave(ctx: StoreContext, team: str, name: str) -> Flow[int]:
 
 def _leave(tenant: int, run_id: str, answer: bytes, now: int) -> Program[int | None]:
     """Remove a member, and answer the calls that wait for it. Return None if it must be tried again."""
-    [rows] = yield Batch(BY_ID(tenant=tenant, id=run_id))
-    if not rows or RunRow._make(rows[0]).turn is None:
+    member = yield from look_up(tenant, run_id)
+    if member is None or member.turn is None:
         raise NotFound(f"there is no member {run_id.partition('/')[2]!r} in team {run_id.partition('/')[0]!r}")
-    key = {"tenant": tenant, "run": rows[0][0]}
+    key = {"tenant": tenant, "run": member.run}
     [waiting] = yield Batch(_WAITING(**key))
     callers = yield from _callers(tenant, waiting)
     numbers = sorted({*callers.values(), key["run"]})
@@ -207,5 +207,4 @@ def _leave(tenant: int, run_id: str, answer: bytes, now: int) -> Program[int | N
 def _callers(tenant: int, waiting: Rows) -> Generator[Batch, list[Rows], dict[str, int]]:
     """Return the runs that wait for the answers to these messages, by their ids."""
     ids = sorted({sender for _, header, sender in waiting if sender and header and "reply" in orjson.loads(header)})
-    answers = (yield Batch(*(BY_ID(tenant=tenant, id=one) for one in ids))) if ids else []
-    return {row.id: row.run for row in (RunRow._make(rows[0]) for rows in answers if rows)}
+    return {row.id: row.run for row in (yield from look_up_all(tenant, ids)).values()}

@@ -17,7 +17,7 @@ from perdure.log.thread_table import try_thread
 from perdure.runs.calls.state import RUN_KEY, thread_name
 from perdure.runs.engine.flows import request
 from perdure.runs.journal.entries import compress, decompress
-from perdure.runs.journal.rows import ARGS_OF, BY_ID, FINISHED, LOCK, NEVER
+from perdure.runs.journal.rows import ARGS_OF, FINISHED, LOCK, NEVER, look_up_all
 from perdure.runs.run_table import RunRow
 from perdure.runs.tables import INPUT
 from perdure.snapshots import rows as snapshots
@@ -381,16 +381,14 @@ def _end_restore(place: TeamPlace, view: TeamView, epoch: int) -> Program[None]:
 
 
 def _look(place: TeamPlace, run_id: str) -> Program[tuple[RunRow, bool]]:
-    [rows] = yield Batch(BY_ID(tenant=place.tenant, id=run_id))
-    row = RunRow._make(rows[0])
+    row = (yield from look_up_all(place.tenant, [run_id]))[run_id]
     [journaled] = yield Batch(_JOURNALED(tenant=place.tenant, run=row.run, since=row.since))
     return row, not journaled
 
 
 def _send_member(place: TeamPlace, run_id: str, to: str, state: bytes, record: int | None, now: int) -> Program[bool]:
     member = yield from channels.load(place)
-    [rows] = yield Batch(BY_ID(tenant=place.tenant, id=run_id))
-    key = {"tenant": place.tenant, "run": rows[0][0]}
+    key = {"tenant": place.tenant, "run": (yield from look_up_all(place.tenant, [run_id]))[run_id].run}
     [locked], args, thread = (yield Batch(LOCK(**key))), (yield Batch(ARGS_OF(**key))), None
     thread = yield from try_thread(place.tenant, thread_name(run_id))
     row = RunRow._make(locked[0])

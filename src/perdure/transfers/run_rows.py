@@ -111,8 +111,7 @@ def _make_room(to: int, row: RunRow) -> Generator[Batch, list[Rows], None]:
     whose thread was deleted. Raises UsageError if the run or another one of this id is here, and Archived if the id is
     archived.
     """
-    [existing] = yield Batch(rows.BY_ID(tenant=to, id=row.id))
-    there = RunRow._make(existing[0]) if existing else None
+    there = yield from rows.look_up(to, row.id)
     thread = yield from thread_or_stub(to, thread_name(row.id))
     if there is None:
         yield from check_archived(to, "run", row.id)

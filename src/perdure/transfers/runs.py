@@ -131,7 +131,7 @@ class RunMove:
 
     def _fence(self, tenant: int, top: RunRow, about: dict[str, Any]) -> Program[bool]:
         """Step 2: fence the runs in the source. Return False if a run has changed since it was read."""
-        yield Batch(_LOCK_FAMILY(tenant=tenant, root=top.root), _LOCK_ASKS(tenant=tenant, root=top.root))
+        yield from _lock_root(tenant, top.root)
         parts = yield from read_family(tenant, top.run, move=True)
         if blake3(encode(parts)).hexdigest() != about["seen"]:
             return False
@@ -161,15 +161,14 @@ def _about(row: RunRow) -> dict[str, Any]:
 
 def _has(tenant: int, top: RunRow) -> Program[bool]:
     """Return whether the target has this run, and not another one of the same id."""
-    [existing] = yield Batch(rows.BY_ID(tenant=tenant, id=top.id))
-    there = RunRow._make(existing[0]) if existing else None
+    there = yield from rows.look_up(tenant, top.id)
     return there is not None and there.status != "exported" and bytes(there.incarnation) == bytes(top.incarnation)
 
 
 def _arrived(tenant: int, run_id: str) -> Program[list[RunRow]]:
     """Return a run that has arrived but is not published, with those it started; [] if there is none."""
-    [rows_there] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
-    if not rows_there or _about(top := RunRow._make(rows_there[0])).get("kind") != "arrival":
+    top = yield from rows.look_up(tenant, run_id)
+    if top is None or _about(top).get("kind") != "arrival":
         return []
     [family] = yield Batch(FAMILY(tenant=tenant, root=top.run))
     return [RunRow._make(row) for row in family]
@@ -226,9 +225,12 @@ def _check(top: RunRow, family: list[RunRow], move: bool) -> None:
 
 def lock_family(tenant: int, run_id: str) -> Generator[Batch, list[Rows], None]:
     """Lock a run's family and its questions, in the lock order of all writers."""
-    [top] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
-    for row in map(RunRow._make, top):
-        yield Batch(_LOCK_FAMILY(tenant=tenant, root=row.root), _LOCK_ASKS(tenant=tenant, root=row.root))
+    if (row := (yield from rows.look_up(tenant, run_id))) is not None:
+        yield from _lock_root(tenant, row.root)
+
+
+def _lock_root(tenant: int, root: int) -> Generator[Batch, list[Rows], None]:
+    yield Batch(_LOCK_FAMILY(tenant=tenant, root=root), _LOCK_ASKS(tenant=tenant, root=root))
 
 
 def run_digest(tenant: int, run_id: str) -> Program[tuple[bytes, list[RunRow], list[LockedTree]]]:
@@ -236,8 +238,8 @@ def run_digest(tenant: int, run_id: str) -> Program[tuple[bytes, list[RunRow], l
 
     A copy has the same hash. The threads are locked.
     """
-    [top] = yield Batch(rows.BY_ID(tenant=tenant, id=run_id))
-    parts = yield from read_family(tenant, top[0][0] if top else 0, move=False)
+    top = yield from rows.look_up(tenant, run_id)
+    parts = yield from read_family(tenant, top.run if top else 0, move=False)
     known: list[Any] = [part.known() for part in parts]
     states = []
     for part in parts:

@@ -21,7 +21,7 @@ from perdure.runs.functions.specs import DurableSpec
 from perdure.runs.journal.entries import DONE, SPAWN, Entry, compress, decompress, opening
 from perdure.runs.journal.journal import outcome_of
 from perdure.runs.journal.kinds import CallKind, declare
-from perdure.runs.journal.rows import BY_ID, FINISHED, NewRun, find, insert
+from perdure.runs.journal.rows import FINISHED, NewRun, find, insert, look_up_all
 from perdure.runs.run_table import RunRow
 from perdure.storage.program import Batch, Flow, Rows, read
 from perdure.threads.checks import NAME_CHARACTERS_MAX
@@ -62,7 +62,7 @@ def spawn_operation(
     args_hash = digest(text)
     recorded, ended = yield from recorded_call(scope, path, f"{NAME}:{spec.name}", args_hash)
     if (first := opening(recorded)) is not None:
-        return Child(str((first.extra or {})["child"]), execution.ctx.codec)
+        return Child(str((first.extra or {})["child"]))
     if ended is not None:
         yield from answer(execution, ended)
     row = execution.row
@@ -95,7 +95,7 @@ def spawn_operation(
         extra = {"error": describe_error(error, execution.ctx.codec)}
         yield from execution.journal.record((DONE, Entry(path, f"{NAME}:{spec.name}", now, args_hash, extra=extra)))
         raise
-    return Child(run_id, execution.ctx.codec)
+    return Child(run_id)
 
 
 def _child_id(name: str) -> str:
@@ -109,8 +109,7 @@ def _insert(execution: Execution, new: NewRun, now: int) -> Generator[Batch, lis
     is_new = yield from insert(execution.tenant, new, now=now)
     if is_new:
         return
-    [rows] = yield Batch(BY_ID(tenant=execution.tenant, id=new.id))
-    other, row = RunRow._make(rows[0]), execution.row
+    other, row = (yield from look_up_all(execution.tenant, [new.id]))[new.id], execution.row
     if other.run in (row.run, row.parent, row.root):
         raise RunMismatch(
             f"perdure.spawn(id={new.id!r}): this is the run itself, or a parent of it, which would wait for its "
@@ -126,11 +125,10 @@ def _insert(execution: Execution, new: NewRun, now: int) -> Generator[Batch, lis
 class Child:
     """A child run, as its parent sees it."""
 
-    __slots__ = ("_codec", "id")
+    __slots__ = ("id",)
 
-    def __init__(self, run_id: str, codec: Codec) -> None:
+    def __init__(self, run_id: str) -> None:
         self.id = run_id
-        self._codec = codec
 
     def __repr__(self) -> str:
         return f"<Child {self.id!r}>"

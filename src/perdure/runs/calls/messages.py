@@ -19,7 +19,7 @@ from perdure.runs.execution.turn import MailDraft, check_size, team_of
 from perdure.runs.journal.entries import DONE, WAIT, Entry, compress, decompress, opening
 from perdure.runs.journal.kinds import CallKind, declare
 from perdure.runs.journal.mail import NOTIFY, Outgoing, is_full, put_statements
-from perdure.runs.journal.rows import ARGS_OF, BY_ID, FINISHED, NOW
+from perdure.runs.journal.rows import ARGS_OF, FINISHED, NOW, look_up, look_up_all
 from perdure.runs.run_table import RunRow
 from perdure.runs.tables import MAIL_VALUE
 from perdure.storage.program import Batch, Program, Rows, Sql, read
@@ -66,10 +66,9 @@ def put_mail(
     Without a sender, raises MailboxFull if the receiver is a member of a team and its box is full. It is a program of
     its own, or part of another one.
     """
-    [rows] = yield Batch(BY_ID(tenant=tenant, id=run_id))
-    if not rows:
+    row = yield from look_up(tenant, run_id)
+    if row is None:
         raise NotFound(f"there is no run {run_id!r} to send to")
-    row = RunRow._make(rows[0])
     # The lock on the run's row serializes its senders, so that the numbers have no gaps and no duplicates.
     [locked] = yield Batch(_LOCK_RUN(tenant=tenant, run=row.run))
     if not locked or locked[0][1] == "exported":
@@ -220,10 +219,8 @@ class Receiver(NamedTuple):
 
 
 def _find_all(tenant: int, ids: list[str]) -> Program[dict[str, Receiver]]:
-    answers = yield Batch(*(BY_ID(tenant=tenant, id=name) for name in ids))
-    rows = [RunRow._make(row) for answer in answers for row in answer]
     receivers = {}
-    for row in rows:
+    for row in (yield from look_up_all(tenant, ids)).values():
         capacity = (yield from capacity_of(tenant, row)) if row.turn is not None else None
         receivers[row.id] = Receiver(row, capacity)
     return receivers

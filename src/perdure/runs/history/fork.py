@@ -325,8 +325,7 @@ def _write(
     is_new = yield from rows.insert(tenant, new, now=now)
     if not is_new:
         raise RunMismatch(f"a run with the id {new.id!r} was made at the same time; choose another id")
-    [existing] = yield Batch(rows.BY_ID(tenant=tenant, id=new.id))
-    run = RunRow._make(existing[0]).run
+    run = (yield from rows.look_up_all(tenant, [new.id]))[new.id].run
     about = {"of": request.source, "at": plan.at, "keys": keys, "request": request.digest(), "shared": segments}
     entries = [Entry(FORK, FORK_NAME, now, extra=about), *(recorded.entry for recorded in plan.changed)]
     statements = [

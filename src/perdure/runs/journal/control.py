@@ -61,8 +61,7 @@ def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
     "running" means that the request is stored for its owner, "queued" that its next owner carries it out. Raises
     RunError, JournalDamaged.
     """
-    _, locked = yield Batch(LOCK_WITH_PARENT(tenant=tenant, run=run), LOCK(tenant=tenant, run=run))
-    row = RunRow._make(locked[0])
+    row = yield from _locked(tenant, run)
     if row.status == "running" and request == "end":
         raise RunError(
             f"run {row.id!r} is running: only one that no process runs can end with its effects standing. "
@@ -87,13 +86,18 @@ def ask_for(tenant: int, run: int, request: str, now: int) -> Program[str]:
     return status
 
 
+def _locked(tenant: int, run: int) -> Generator[Batch, list[Rows], RunRow]:
+    """Lock a run and its parent, and return the run's row."""
+    _, rows = yield Batch(LOCK_WITH_PARENT(tenant=tenant, run=run), LOCK(tenant=tenant, run=run))
+    return RunRow._make(rows[0])
+
+
 def end_cancelled(tenant: int, run: int, now: int) -> Program[str]:
     """End a run that is to be cancelled, after its children, if nothing of it or of them needs an undo.
 
     Return its status.
     """
-    _, locked = yield Batch(LOCK_WITH_PARENT(tenant=tenant, run=run), LOCK(tenant=tenant, run=run))
-    row = RunRow._make(locked[0])
+    row = yield from _locked(tenant, run)
     if (row.status, row.request) != ("queued", "cancel") or (yield from needs_undo(tenant, row)):
         return row.status
     return (yield from _cancel(tenant, row, now, (yield from lasting_of(tenant, row))))

@@ -10,7 +10,7 @@ from collections.abc import Generator
 from typing import Literal
 
 from perdure.errors import Conflict, RunMismatch
-from perdure.runs.journal.rows import BY_ID, COLUMNS, NOW, OPEN, RUN_ENCRYPTED, SET_ARGS, NewRun, create
+from perdure.runs.journal.rows import COLUMNS, NOW, OPEN, RUN_ENCRYPTED, SET_ARGS, NewRun, create, look_up
 from perdure.runs.run_table import RunRow
 from perdure.runs.tables import INPUT
 from perdure.storage.program import Batch, Program, Rows, Sql
@@ -62,11 +62,9 @@ def start_single(tenant: int, new: NewRun, mode: Literal["join", "refuse"], now:
     """
     new = new._replace(key=f"{_SINGLE}{new.key}")
     open_runs, now = yield from _open_runs(tenant, new.key, now)
-    [same] = yield Batch(BY_ID(tenant=tenant, id=new.id))
-    if same:
-        row = RunRow._make(same[0])
-        check_same_work(row, new)
-        return row
+    if (same := (yield from look_up(tenant, new.id))) is not None:
+        check_same_work(same, new)
+        return same
     if not open_runs:
         return (yield from create(tenant, new, now=now))[0]
     if mode == "refuse":

@@ -7,7 +7,7 @@ comes back finds no row to write to. Times are those of the database's clock (`{
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from typing import NamedTuple
 
 import orjson
@@ -260,14 +260,10 @@ _RENEWED_START = Sql(
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING run"""
 )
 # Old answers must go, because a question of the next round may have the same path.
-_DROP_ROUND = [Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run") for table in ("answer", "ask")]
-# Rows that a fork shares must stay.
-_DROP_ROUND += [
-    Sql(
-        f"""DELETE FROM {table} WHERE tenant = :tenant AND run = :run
-        AND NOT EXISTS (SELECT 1 FROM run WHERE tenant = :tenant AND origin = :run)"""
-    )
-    for table in ("journal", "run_blob")
+_NOT_SHARED = "AND NOT EXISTS (SELECT 1 FROM run WHERE tenant = :tenant AND origin = :run)"  # a fork needs its rows
+_DROP_ROUND = [
+    Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run {where}")
+    for table, where in (("answer", ""), ("ask", ""), ("journal", _NOT_SHARED), ("run_blob", _NOT_SHARED))
 ]
 
 
@@ -282,6 +278,17 @@ def is_swept(row: RunRow) -> bool:
 def find(tenant: int, run_id: str) -> Program[RunRow | None]:
     [rows] = yield Batch(BY_ID(tenant=tenant, id=run_id), last=True)
     return RunRow._make(rows[0]) if rows else None
+
+
+def look_up(tenant: int, run_id: str) -> Generator[Batch, list[Rows], RunRow | None]:
+    """Return a run by its id, as a part of another program."""
+    return (yield from look_up_all(tenant, [run_id])).get(run_id)
+
+
+def look_up_all(tenant: int, ids: Collection[str]) -> Generator[Batch, list[Rows], dict[str, RunRow]]:
+    """Return those runs that exist, by their ids, as a part of another program."""
+    answers = (yield Batch(*(BY_ID(tenant=tenant, id=one) for one in ids))) if ids else []
+    return {row.id: row for answer in answers for row in map(RunRow._make, answer)}
 
 
 def numbered(tenant: int, run: int) -> Program[RunRow | None]:

@@ -9,7 +9,7 @@ from collections.abc import Generator, Iterable, Sequence
 
 from perdure.runs.journal.entries import DONE, FAILED, INTENT, SPAWN, Recorded, completion
 from perdure.runs.journal.journal import paths_in, read_whole
-from perdure.runs.journal.rows import BY_ID, FINISHED
+from perdure.runs.journal.rows import FINISHED, look_up
 from perdure.runs.run_table import RunRow
 from perdure.storage.program import Batch, Rows
 
@@ -105,8 +105,7 @@ def needs_undo(tenant: int, row: RunRow, *, children: bool = True) -> Generator[
     for _, spawn in spawned(calls.items()):
         if not children:
             return True
-        [child_rows] = yield Batch(BY_ID(tenant=tenant, id=(spawn.entry.extra or {})["child"]))
-        child = RunRow._make(child_rows[0]) if child_rows else None
+        child = yield from look_up(tenant, (spawn.entry.extra or {})["child"])
         if child is None or child.parent != row.run or child.status in ("cancelled", "undone", "exported"):
             continue
         if (yield from needs_undo(tenant, child)):
