@@ -25,10 +25,10 @@ from langgraph.checkpoint.base import BaseCheckpointSaver
 from langgraph.checkpoint.conformance import validate
 from langgraph.checkpoint.conformance.initializer import RegisteredCheckpointer
 
+from bench.cosmos_server import KEY, client_of, emulator, new_database
 from bench.langgraph_chat import Answers, Graph, NothingSaver, Saver, graph_of, texts, thread
 from bench.measure import MB, Row, Run
 from perdure.cosmos import CosmosSaver
-from perdure.testing.cosmos_server import KEY, client_of, emulator, new_database
 
 SIZE_BAR = 30.0
 REQUESTS_BAR = 1.0

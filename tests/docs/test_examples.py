@@ -13,12 +13,12 @@ import time
 from pathlib import Path
 
 import pytest
+from bench.cosmos_server import KEY, emulator
 from installs import Installs, named
 from model_server import ModelServer
 
 import perdure
 from perdure.cli import main
-from perdure.testing.cosmos_server import KEY, emulator
 from perdure.testing.fake_airline import Airline, SoldOut
 
 ROOT = Path(__file__).parents[2]

@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from bench.cosmos_server import KEY, emulator
 from installs import Installs, named
 from model_server import ModelServer
 from pages import ROOT, blocks
 
-from perdure.testing.cosmos_server import KEY, emulator
 from perdure.testing.ports import free_port
 
 PAGES = sorted([ROOT / "README.md", *ROOT.glob("docs/**/*.md")])

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from bench.cosmos_server import client_of, emulator, new_database
 from messages_kit import accelerator
 from store_kit import Caller
 
 from perdure.langgraph import PerdureSaver, columns
-from perdure.testing.cosmos_server import client_of, emulator, new_database
 
 if TYPE_CHECKING:  # Azure's client takes long to import, and few tests need it
     from azure.cosmos import CosmosClient

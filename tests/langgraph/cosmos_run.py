@@ -8,11 +8,11 @@ import signal
 from typing import Any
 
 from azure.cosmos import CosmosClient
+from bench.cosmos_server import client_of, new_database
 from crash_run import TASKS, application
 
 from perdure.cosmos import CosmosSaver
 from perdure.cosmos.container import Container, Item
-from perdure.testing.cosmos_server import client_of, new_database
 from perdure.testing.processes import Say
 
 

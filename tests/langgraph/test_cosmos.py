@@ -15,6 +15,7 @@ from azure.core.exceptions import ServiceRequestError, ServiceResponseError
 from azure.core.pipeline.transport import RequestsTransport
 from azure.cosmos import CosmosClient
 from azure.cosmos.exceptions import CosmosHttpResponseError
+from bench.cosmos_server import KEY, new_database
 from checkpoints import (
     checkpoint_of,
     config_of,
@@ -41,7 +42,6 @@ from perdure.errors import (
     Unstorable,
     UsageError,
 )
-from perdure.testing.cosmos_server import KEY, new_database
 
 TEXT = "All that was said in a turn of this conversation, as long as such a turn is on most days. "
 

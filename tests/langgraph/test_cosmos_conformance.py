@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 from azure.cosmos import CosmosClient
+from bench.cosmos_server import new_database
 from conformance_kit import Blocking, conform
 from graph_kit import MODES, Scenario, on_both
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -16,7 +17,6 @@ from soak import SOAK
 from test_same_as_stock import SCENARIOS
 
 from perdure.cosmos import CosmosSaver
-from perdure.testing.cosmos_server import new_database
 
 
 @pytest.mark.parametrize("way", ["async", "blocking"] if SOAK else ["async"])
