@@ -17,12 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from perdure.errors import UsageError
 from perdure.ops.store import Store, open_store
 from perdure.regions.promotion import promote
 from perdure.regions.replication import replicate
 from perdure.storage.program import Sql, drive, fetch
-from perdure.testing.drill import PLAY, DrillReport, RunDrill
+from perdure.testing.drill import PLAY, DrillReport, RunDrill, plan_of
 from perdure.testing.drill_stage import read_ledger
 from perdure.testing.postgres_server import PostgresServer
 from perdure.testing.processes import ChildProcess, ForkServer
@@ -61,22 +60,11 @@ def drill_region(
     target: str, args: list[Any] | None = None, *, runs: int = 20, seed: int = 0, **more: Any
 ) -> RegionReport:
     """Drill `app.py:function` with two regions and so many runs. Further options are those of `drill`."""
-    app, _, function = target.rpartition(":")
-    if not app or not function:
-        raise UsageError(f"which function? Give it as app.py:travel, not {target!r}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perdure-drill-")))
         first, second = (stack.enter_context(PostgresServer(fsync=False)) for _ in range(2))
-        plan: dict[str, Any] = {
-            "app": app,
-            "function": function,
-            "args": args or [],
-            "kwargs": {},
-            "answers": {},
-            "results": {},
-        }
-        plan |= {"real": False, "store": first.url(), "pins": str(folder / "pins.json"), **more}
-        one = _RegionDrill(folder, plan, RegionReport(function), random.Random(seed), None)
+        plan = plan_of(target, folder, args=args) | {"real": False, "store": first.url(), **more}
+        one = _RegionDrill(folder, plan, RegionReport(plan["function"]), random.Random(seed), None)
         servers = [stack.enter_context(ForkServer(PLAY)) for _ in range(_PROCESSES)]
         one.rehearse(servers[0], 0)
         one.lose(first, second, servers, runs)

@@ -51,8 +51,30 @@ Kind = Literal["added", "removed", "changed"]
 MOVING = ("queued", "running", "waiting")  # what becomes of such a run is up to workers
 
 
+class ComparedStates:
+    """A subject that differs between two stores, and how its states differ."""
+
+    __slots__ = ()
+    what: Subject
+    name: str
+    namespace: tuple[str, ...]
+    _stores: Sequence[Store | Instant]
+
+    def paths(self, *, raw: bool = False) -> list[Change]:
+        """Compare the states of both times: where they differ. Reads both.
+
+        `raw` compares the readable form, which needs none of your classes."""
+        return compare(*(_state(store, self.what, self.name, self.namespace, raw) for store in self._stores))
+
+    async def apaths(self, *, raw: bool = False) -> list[Change]:
+        """`paths`, awaited: it reads on a thread."""
+        import asyncio  # late: most processes need none of it
+
+        return await asyncio.to_thread(self.paths, raw=raw)
+
+
 @dataclass(frozen=True, slots=True)
-class SnapshotChange:
+class SnapshotChange(ComparedStates):
     """A thread, a run, an item of memory, a function's deployment or a schedule that is not as it was."""
 
     what: Subject
@@ -60,18 +82,6 @@ class SnapshotChange:
     name: str  # of the thread, the run's id, the item's key, the function, of the schedule
     namespace: tuple[str, ...] = ()  # of an item
     _stores: tuple[Store, ...] = field(default=(), repr=False, compare=False)  # before and after
-
-    def paths(self, *, raw: bool = False) -> list[Change]:
-        """Compare the states of both times: where they differ. Reads both.
-
-        `raw` compares the readable form, which needs none of your classes."""
-        return compare_states(self._stores, self.what, self.name, self.namespace, raw=raw)
-
-    async def apaths(self, *, raw: bool = False) -> list[Change]:
-        """`paths`, awaited: it reads on a thread."""
-        import asyncio  # late: most processes need none of it
-
-        return await asyncio.to_thread(self.paths, raw=raw)
 
     @property
     def cursor(self) -> str:
@@ -312,13 +322,6 @@ def in_batches(all_of_them: Sequence[T]) -> Iterator[Sequence[T]]:
 
 
 # --- their states
-
-
-def compare_states(
-    stores: Sequence[Store | Instant], subject: Subject, name: str, namespace: tuple[str, ...], *, raw: bool
-) -> list[Change]:
-    """Compare what a thread, run, item, deployment or schedule is in two stores."""
-    return compare(*(_state(store, subject, name, namespace, raw) for store in stores))
 
 
 def _state(store: Any, subject: Subject, name: str, namespace: tuple[str, ...], raw: bool) -> Any:

@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from perdure.ops.store import Store
     from perdure.snapshots.instants import Instant
     from perdure.snapshots.store import SnapshotStore
-    from perdure.threads.models import Change
 
 T = TypeVar("T")
 Action = Literal["bring back", "set back", "delete"]
@@ -64,7 +63,7 @@ _EXISTING = "SELECT {column} FROM {table}{past} WHERE tenant = :tenant"
 
 
 @dataclass(frozen=True, slots=True)
-class RestoreChange:
+class RestoreChange(diff.ComparedStates):
     """What a restore does to a thread, a run, an item of memory, a function's deployment or a schedule."""
 
     what: diff.Subject
@@ -72,18 +71,6 @@ class RestoreChange:
     name: str  # of the thread, the run's id, the item's key, the function
     namespace: tuple[str, ...] = ()  # of an item
     _stores: tuple[Store | Instant, ...] = field(default=(), repr=False, compare=False)  # now, and as it was
-
-    def paths(self, *, raw: bool = False) -> list[Change]:
-        """Compare the states of both times: where they differ. Reads both.
-
-        `raw` compares the readable form, which needs none of your classes."""
-        return diff.compare_states(self._stores, self.what, self.name, self.namespace, raw=raw)
-
-    async def apaths(self, *, raw: bool = False) -> list[Change]:
-        """`paths`, awaited: it reads on a thread."""
-        import asyncio  # late: most processes need none of it
-
-        return await asyncio.to_thread(self.paths, raw=raw)
 
     def __str__(self) -> str:
         return f"{self.action} {self.what} {'/'.join((*self.namespace, self.name))}"

@@ -49,7 +49,7 @@ class TeamSnapshot(Handle):
     """A team at one instant: every member's state, and what was in flight between them."""
 
     def __init__(self, live: Store, team: str, snapshot: Snapshot) -> None:
-        self._live, self._context, self.team, self.snapshot = live, live._context, team, snapshot
+        self._context, self.team, self.snapshot = live._context, team, snapshot
 
     def __repr__(self) -> str:
         return f"<TeamSnapshot {self.name!r} of team {self.team!r}>"

@@ -124,23 +124,11 @@ def drill(
     `answers` are by question or step, `results` of effects by name. `real` runs real effects. With `workers`, that many
     worker processes run the agent, and are killed and stopped.
     """
-    app, _, function = target.rpartition(":")
-    if not app or not function:
-        raise UsageError(f"which function? Give it as app.py:travel, not {target!r}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perdure-drill-")))
-        plan: dict[str, Any] = {
-            "app": app,
-            "function": function,
-            "args": args or [],
-            "kwargs": kwargs or {},
-            "store": str(folder / "drill.db"),
-            "pins": str(folder / "pins.json"),
-            "real": real,
-            "answers": answers or {},
-            "results": results or {},
-        }
-        one = RunDrill(folder, plan, DrillReport(function), random.Random(seed), progress)
+        plan = plan_of(target, folder, args=args, kwargs=kwargs, answers=answers, results=results)
+        plan |= {"store": str(folder / "drill.db"), "real": real}
+        one = RunDrill(folder, plan, DrillReport(plan["function"]), random.Random(seed), progress)
         fork_servers = [stack.enter_context(ForkServer(PLAY)) for _ in range(max(1, workers))]
         trials = one.rehearse(fork_servers[0], random_kills)
         if workers:
@@ -149,6 +137,16 @@ def drill(
         else:
             one.killed_at(fork_servers[0], trials)
     return one.report
+
+
+def plan_of(target: str, folder: Path, **values: Any) -> dict[str, Any]:
+    """Return the plan that the processes of a drill follow, without its store. Raises UsageError."""
+    app, _, function = target.rpartition(":")
+    if not app or not function:
+        raise UsageError(f"which function? Give it as app.py:travel, not {target!r}")
+    empty: dict[str, Any] = {"args": [], "kwargs": {}, "answers": {}, "results": {}}
+    chosen = {name: value for name, value in values.items() if value}
+    return {"app": app, "function": function, "pins": str(folder / "pins.json"), **empty, **chosen}
 
 
 class RunDrill:

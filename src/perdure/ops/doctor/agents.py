@@ -13,12 +13,13 @@ from typing import NamedTuple
 from perdure.agents import progress_file
 from perdure.agents.progress import NAME, progress_in
 from perdure.agents.progress_file import Progress
-from perdure.ops.doctor.findings import DAY_S, Finding, many, span
+from perdure.ops.doctor.findings import DAY_S, Finding, span
 from perdure.runs.journal.entries import DONE, INTENT, Entry, unpack
 from perdure.runs.journal.journal import PAGE_OF_ROWS, SEQ_MAX
 from perdure.runs.journal.rows import FINISHED
 from perdure.storage.program import Flow, Sql, aside, fetch
 from perdure.threads.context import StoreContext
+from perdure.values.amounts import plural
 
 _RUNS, _ENTRIES = 50, 500  # the newest runs, and the newest entries of each
 _RECORDS = 5
@@ -71,7 +72,7 @@ def agents(ctx: StoreContext) -> Flow[list[Finding]]:
 def _effects(runs: int, intents: int, open_: int) -> Finding:
     if intents:
         after = f"; {open_:,} of them without an end, under way or in doubt" if open_ else " and after it"
-        message = f"{many(intents, 'effect')} in the newest {many(runs, 'run')}: saved before each began{after}"
+        message = f"{plural(intents, 'effect')} in the newest {plural(runs, 'run')}: saved before each began{after}"
         return Finding("effects", "ok", message)
     message = "no effect is recorded: a crash would not show which calls to the outside had begun"
     hint = "mark calls that change something outside with @perdure.effect, also in nodes; see how-to/effects"
@@ -83,7 +84,7 @@ def _reconcile(doubts: int) -> Finding:
     if not doubts:
         message = f"no effect of the last {_DOUBT_DAYS} days needed a person to find out whether it had happened"
         return Finding("reconcile", "ok", message)
-    message = f"{many(doubts, 'effect')} of the last {_DOUBT_DAYS} days needed a person to find out what happened"
+    message = f"{plural(doubts, 'effect')} of the last {_DOUBT_DAYS} days needed a person to find out what happened"
     hint = "give effects a reconcile= that asks the receiver before a retry; see how-to/effects"
     return Finding("reconcile", "warning", message, hint)
 
@@ -138,7 +139,7 @@ def _commits(file: str, store: str) -> Finding:
     changed = (progress_file.git_status(Path(file), all_files=True) or "").splitlines()
     others = sum(not os.path.basename(line[3:]).startswith(os.path.basename(store) or "/") for line in changed)
     if others:
-        message = f"git has {file} as it is, but not {many(others, 'other change')} in its repository"
+        message = f"git has {file} as it is, but not {plural(others, 'other change')} in its repository"
         return Finding("commits", "note", message, "commit what a session did together with its report: `git status`")
     return Finding("commits", "ok", f"git has {file} as it is, and nothing else in its repository has changed")
 

@@ -15,14 +15,14 @@ from perdure.errors import KeyMissing, PerdureError, Unavailable
 from perdure.log.archived import list_stubs
 from perdure.ops.doctor.agents import agents
 from perdure.ops.doctor.context import context, memory
-from perdure.ops.doctor.findings import DAY_S, MB, Check, Finding, Level, many, span
+from perdure.ops.doctor.findings import DAY_S, MB, Check, Finding, Level, span
 from perdure.ops.health import whole_store
 from perdure.runs.maintenance.tenant_isolation import GARBAGE
 from perdure.snapshots.rows import read_all
 from perdure.storage.objects import is_object_url
 from perdure.storage.program import Flow, Sql, aside, fetch, read
 from perdure.threads.context import StoreContext
-from perdure.values.amounts import size
+from perdure.values.amounts import plural, size
 
 __all__ = ["Finding", "Level", "examine"]
 
@@ -157,7 +157,7 @@ def archives(ctx: StoreContext) -> Flow[list[Finding]]:
     if gone:
         hint = "bring it back; if it was moved, `perdure thread unarchive NAME --place PLACE`"
         return [Finding("archives", "problem", f"there is no archive at {place}", hint) for place in sorted(gone)]
-    return [Finding("archives", "ok", f"{many(len(stubs), 'thread or run')} archived")] if stubs else []
+    return [Finding("archives", "ok", f"{plural(len(stubs), 'thread or run')} archived")] if stubs else []
 
 
 def disk(ctx: StoreContext) -> Flow[list[Finding]]:
@@ -197,13 +197,13 @@ def runs(ctx: StoreContext) -> Flow[list[Finding]]:
     """Check for runs that wait for a person or a worker, and for schedules that no worker fires."""
     [counts] = yield from fetch(_RUNS, late=_LATE_S * _US, now=ctx.clock_us())
     findings = [
-        Finding("runs", "warning", f"{many(count, 'run')} {message}", hint)
+        Finding("runs", "warning", f"{plural(count, 'run')} {message}", hint)
         for count, (message, hint) in zip(counts, _RUN_WARNINGS, strict=True)
         if count
     ]
     [(late, name)] = yield from fetch(_LATE_SCHEDULES, late=_LATE_S * _US, now=ctx.clock_us())
     if late:
-        message = f"{many(late, 'schedule')} due, and no worker starts the runs, such as {name!r}"
+        message = f"{plural(late, 'schedule')} due, and no worker starts the runs, such as {name!r}"
         findings.append(Finding("runs", "warning", message, "run a worker: `perdure worker app.py`"))
     fine = f"no run is stuck or in doubt, and none has waited for a worker for more than {span(_LATE_S)}"
     return findings or [Finding("runs", "ok", fine)]
@@ -226,7 +226,7 @@ def encryption(ctx: StoreContext) -> Flow[list[Finding]]:
         hint = "if the disk or its backups are not encrypted either, see docs/how-to/encryption.md"
         return [Finding("encryption", "note", "states are not encrypted in the database", hint)]
     cache = ctx.driver.capabilities.keys
-    message = f"{len(encrypted)} of {many(len(rows), 'tenant')} encrypted"
+    message = f"{len(encrypted)} of {plural(len(rows), 'tenant')} encrypted"
     if cache is None:
         hint = "name the key file in PERDURE_KEYS, or open(url, keys=…): without keys nothing of it can be read"
         return [Finding("encryption", "problem", f"{message}, and the store was opened without keys", hint)]

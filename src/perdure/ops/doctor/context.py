@@ -14,11 +14,11 @@ from perdure.memory.large import LARGE_ITEMS
 from perdure.memory.policies import DEFAULT, MemoryPolicy, load
 from perdure.memory.rows import SEQUENCE_BITS
 from perdure.memory.scopes import searcher_of
-from perdure.ops.doctor.findings import DAY_S, Finding, many
+from perdure.ops.doctor.findings import DAY_S, Finding
 from perdure.runs.journal.rows import FINISHED
 from perdure.storage.program import Flow, Sql, fetch, read
 from perdure.threads.context import StoreContext
-from perdure.values.amounts import size
+from perdure.values.amounts import plural, size
 
 WINDOW_TOKENS, _BYTES_PER_TOKEN = 200_000, 4
 _OLD_DAYS = 30
@@ -59,7 +59,7 @@ class _Counted(NamedTuple):
     bytes: int
 
     def __str__(self) -> str:
-        return f"{'/'.join(labels_of(self.path))} ({many(self.items, 'item')} not pinned, {size(self.bytes)})"
+        return f"{'/'.join(labels_of(self.path))} ({plural(self.items, 'item')} not pinned, {size(self.bytes)})"
 
 
 def context(ctx: StoreContext) -> Flow[list[Finding]]:
@@ -69,13 +69,13 @@ def context(ctx: StoreContext) -> Flow[list[Finding]]:
     [(left,)] = yield from fetch(_LEFT_BY_RUNS, before=before)
     findings = []
     if large:
-        message = f"{many(len(large), 'thread')} with a state larger than {WINDOW_TOKENS:,} tokens, as a text"
+        message = f"{plural(len(large), 'thread')} with a state larger than {WINDOW_TOKENS:,} tokens, as a text"
         hint = "if a model reads it, mask old observations and summarise: compact_history, Scratchpad, Conversation"
         findings.append(
             Finding("context", "note", f"{message}; the largest: {large[0][0]} ({size(large[0][1])})", hint)
         )
     if left:
-        message = f"journals and states of {many(left, 'run')} that finished over {_OLD_DAYS} days ago stay for ever"
+        message = f"journals and states of {plural(left, 'run')} that finished over {_OLD_DAYS} days ago stay for ever"
         findings.append(Finding("context", "note", message, "`perdure retention runs=30d`; workers apply it daily"))
     return findings or [Finding("context", "ok", "no state is too large for a model, and no old journal is kept")]
 
@@ -100,7 +100,7 @@ def _caps(policies: dict[tuple[int, str], MemoryPolicy]) -> Flow[list[Finding]]:
     if not near:
         return []
     message = (
-        f"{many(len(near), 'namespace')} within 10 % of the cap, such as {near[0]}: the oldest items will be removed"
+        f"{plural(len(near), 'namespace')} within 10 % of the cap, such as {near[0]}: the oldest items will be removed"
     )
     return [Finding("memory", "note", message, "pin what must stay; see how-to/memory-caps")]
 
@@ -126,7 +126,7 @@ def _samples(
             growing.append(space)
     findings = []
     if growing:
-        message = f"{many(len(growing), 'large namespace')} without a cap or an expiry, such as {growing[0]}"
+        message = f"{plural(len(growing), 'large namespace')} without a cap or an expiry, such as {growing[0]}"
         hint = 'if it may not grow for ever: store.memory("…").policy(max_items=…), see how-to/memory-caps'
         findings.append(Finding("memory", "note", message, hint))
     if models and without:

@@ -38,7 +38,3 @@ def span(seconds: float) -> str:
         if seconds >= 2 * each:
             return f"{seconds / each:.0f} {unit}"
     return f"{seconds:.0f} seconds" if seconds >= 10 else f"{seconds:.1f} seconds"
-
-
-def many(count: int, noun: str) -> str:
-    return f"1 {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -195,9 +195,7 @@ class SqliteDriver:
 
     def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
         """Run statements in one transaction, without the queue if no other writer is at work (see `Driver`)."""
-        if os.getpid() != self._pid:
-            raise self._forked()
-        audit(WRITE_EVENT, self)
+        self._check_write()
         try:
             return self._append(statements, counts)
         except PreparedHere:
