@@ -182,11 +182,11 @@ class Lines:
 
     def history(self, **which: str | None) -> Iterator[LineCheckpoint]:
         """Iterate over checkpoints, the greatest id first. Filters: `thread`, `namespace`, `id`, ids below `before`."""
-        return lines.history(self._ctx, _wanted(**which))
+        return lines.history(self._ctx, _filters(**which))
 
     def ahistory(self, **which: str | None) -> AsyncIterator[LineCheckpoint]:
         """`history`, as an async iterator."""
-        return lines.ahistory(self._ctx, _wanted(**which))
+        return lines.ahistory(self._ctx, _filters(**which))
 
     def delete_runs(self, runs: Iterable[str]) -> None:
         """Delete the checkpoints that runs saved (`save(run=…)`), except those that a later one is rebuilt from."""
@@ -200,7 +200,7 @@ class Lines:
 _check_name, _check_namespace = lru_cache(1024)(check_name), lru_cache(1024)(check_namespace)
 
 
-def _wanted(
+def _filters(
     thread: str | None = None, namespace: str | None = None, id: str | None = None, before: str | None = None
 ) -> LineFilters:
     return LineFilters(

@@ -59,7 +59,7 @@ class PerdureSessionService(BaseSessionService):
             assert saved is not None
         except Conflict as error:
             raise AlreadyExistsError(f"Session with id {id} already exists.") from error
-        return await self._made(app_name, user_id, id, [first], saved.id)
+        return await self._opened(app_name, user_id, id, [first], saved.id)
 
     async def get_session(
         self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
@@ -68,14 +68,14 @@ class PerdureSessionService(BaseSessionService):
         newest = await arecall(thread)
         if newest is None:
             return None
-        session = await self._made(app_name, user_id, session_id, newest.state, newest.id)
+        session = await self._opened(app_name, user_id, session_id, newest.state, newest.id)
         if config is not None and config.after_timestamp is not None:
             session.events = [each for each in session.events if each.timestamp >= config.after_timestamp]
         if config is not None and config.num_recent_events is not None:
             session.events = session.events[-config.num_recent_events :] if config.num_recent_events else []
         return session
 
-    async def _made(self, app: str, user: str, id: str, items: list[Any], at: str) -> Session:
+    async def _opened(self, app: str, user: str, id: str, items: list[Any], at: str) -> Session:
         """Make a session of what is stored. Its state is the first one, and what its events changed since."""
         first, *stored = items
         events = [Event.model_validate(each) for each in stored]

@@ -62,14 +62,14 @@ def parse(tool_calls: Any) -> list[ToolCall]:
 def _parsed(item: Any) -> ToolCall | None:
     kind, function, name = _get(item, "type"), _get(item, "function"), _get(item, "name")
     if function is not None:
-        return _made("openai", _get(item, "id"), _get(function, "name"), _get(function, "arguments"))
+        return _tool_call("openai", _get(item, "id"), _get(function, "name"), _get(function, "arguments"))
     if kind == "function_call":
-        return _made("responses", _get(item, "call_id") or _get(item, "id"), name, _get(item, "arguments"))
+        return _tool_call("responses", _get(item, "call_id") or _get(item, "id"), name, _get(item, "arguments"))
     if kind == "tool_use":
-        return _made("anthropic", _get(item, "id"), name, _get(item, "input"))
+        return _tool_call("anthropic", _get(item, "id"), name, _get(item, "input"))
     if isinstance(name, str) and kind in (None, "tool_call", "invalid_tool_call", "function"):
         arguments = _get(item, "args")
-        return _made("plain", _get(item, "id"), name, _get(item, "arguments") if arguments is None else arguments)
+        return _tool_call("plain", _get(item, "id"), name, _get(item, "arguments") if arguments is None else arguments)
     if isinstance(kind, str):
         return None
     raise UsageError(
@@ -82,7 +82,7 @@ def _get(item: Any, name: str) -> Any:
     return item.get(name) if isinstance(item, Mapping) else getattr(item, name, None)
 
 
-def _made(style: str, call_id: Any, name: Any, arguments: Any) -> ToolCall:
+def _tool_call(style: str, call_id: Any, name: Any, arguments: Any) -> ToolCall:
     known = None if call_id is None or call_id == "" else str(call_id)
     return ToolCall(style, known, name if isinstance(name, str) else "", arguments)
 

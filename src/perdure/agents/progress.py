@@ -118,7 +118,7 @@ def _report(scope: Scope, change: dict[str, Any]) -> Operation[Progress]:
         raise UsageError("perdure.progress(git=True) commits a file: name it with file=")
     record = yield from step_operation(scope, _AWRITE if scope.is_async else _WRITE, (old, change), {})
     _records[scope.execution] = record
-    return _made(record)
+    return _progress_from(record)
 
 
 def _write(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def _write(old: dict[str, Any], change: dict[str, Any]) -> dict[str, Any]:
     ):  # a file that cannot be read is not replaced: it may hold a person's notes
         _warn_not_written(file, failed)
     elif file is not None:
-        _publish(file, _made(record), _subject(change) if git else None)
+        _publish(file, _progress_from(record), _subject(change) if git else None)
     return record
 
 
@@ -216,10 +216,10 @@ def progress_in(ctx: StoreContext, tenant: int, entry: Entry) -> Flow[ReportedPr
     if text is None:
         text = yield from read(partial(read_blob, tenant, (entry.extra or {})["blob"]))
     record = decode(decompress(text), ctx.codec)
-    return ReportedProgress(_made(record), record["file"])
+    return ReportedProgress(_progress_from(record), record["file"])
 
 
-def _made(record: dict[str, Any]) -> Progress:
+def _progress_from(record: dict[str, Any]) -> Progress:
     return Progress(**deepcopy({name: record[name] for name in Progress.__dataclass_fields__}))
 
 

@@ -118,7 +118,7 @@ class StaticKeys:
         return f"<StaticKeys {self._for_all or sorted(self._by_tenant or ())}>"
 
     def keys_for(self, tenant: str) -> Keys:
-        """The tenant's keys. Raises KeyMissing."""
+        """Return the tenant's keys. Raises KeyMissing."""
         keys = self._for_all or (self._by_tenant or {}).get(tenant)
         if keys is None:
             raise no_key(tenant, "the keys that were given")
@@ -152,7 +152,7 @@ class KeyFile:
         return f"<KeyFile {self.path}>"
 
     def keys_for(self, tenant: str) -> Keys:
-        """The tenant's keys. Raises KeyMissing."""
+        """Return the tenant's keys. Raises KeyMissing."""
         keys = self._read_tenants().get(tenant)
         if keys is None:
             raise no_key(tenant, str(self.path))

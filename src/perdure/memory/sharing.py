@@ -53,7 +53,7 @@ class Reading(NamedTuple):
 
     consistency: Consistency
     after: str | None
-    wanted: _Vectors
+    vectors: _Vectors
 
     @classmethod
     def of(cls, consistency: Consistency, after: str | None) -> Reading:
@@ -102,8 +102,8 @@ def _held(tenant: int, paths: list[str]) -> Program[_SpacesHeld]:
     if source is not None:  # its rows have the numbers of its source
         stores = [tuple(orjson.loads(source).get("source", ("", "")))]
     held: list[tuple[dict[str, int], Row | None]] = []
-    for found in answers:
-        row = found[0] if found else None
+    for answer in answers:
+        row = answer[0] if answer else None
         vector = {} if row is None else join(_merged(row), {identity_of(stores, row[0]): row[1]})
         held.append((vector, row))
     return _SpacesHeld(source is not None or bool(is_standby), held)
@@ -120,7 +120,7 @@ def checked(ctx: StoreContext, reading: Reading, flow: Flow[T]) -> Flow[T]:
     if reading.consistency == "eventual":
         return (yield from flow)
     tenant = (yield from ctx.tenant()) or 0
-    check = partial(_check, tenant, reading.consistency, reading.wanted)
+    check = partial(_check, tenant, reading.consistency, reading.vectors)
     request, answer = next(flow), None
     while True:
         if type(request) is Transaction and not request.write:
@@ -142,11 +142,11 @@ def _after(check: Callable[[], Program[None]], op: Callable[[], Program[T]]) -> 
     return (yield from op())
 
 
-def _check(tenant: int, consistency: Consistency, wanted: _Vectors) -> Program[None]:
-    is_replica, held = yield from _held(tenant, [*wanted])
+def _check(tenant: int, consistency: Consistency, vectors: _Vectors) -> Program[None]:
+    is_replica, held = yield from _held(tenant, [*vectors])
     if consistency == "strong" and is_replica:
         raise Stale('this store is a replica: read("strong") from its primary, or read "causal" or "eventual" here')
-    for (path, vector), (here, _) in zip(wanted.items(), held, strict=True):
+    for (path, vector), (here, _) in zip(vectors.items(), held, strict=True):
         if not covers(here, vector):
             raise Stale(
                 f"this store does not hold yet what the token says of memory {'/'.join(labels_of(path))!r}: try again, "
@@ -161,9 +161,9 @@ def merge(ctx: StoreContext, path: str, source: StoreContext, source_path: str) 
     """Bring the items that merge from a namespace of another store, in one transaction. Return how many changed."""
     now = ctx.clock_us()
     there = (yield from _at(source, source.tenant())) or 0
-    vector, found = yield from _at(source, read(partial(_offered, there, source_path, now)))
+    vector, offered = yield from _at(source, read(partial(_offered, there, source_path, now)))
     versions: list[NewVersion] = []
-    for row in found:
+    for row in offered:
         content = row.content()
         if (value := merging_value(content, source.codec)) is not None:
             columns = {name: getattr(row, name) for name in ("key", "kind", "valid_from", "valid_to", "expires")}

@@ -104,11 +104,11 @@ class _Copies:
 
     def __init__(self, model: Options, effects: Mapping[str, Options]) -> None:
         self._model, self._effects = model, effects
-        self._made: dict[int, Agent[Any]] = {}
+        self._copies: dict[int, Agent[Any]] = {}
 
     def agent(self, agent: Agent[Any]) -> Agent[Any]:
-        if id(agent) in self._made or isinstance(agent.model, _Model):
-            return self._made.get(id(agent), agent)
+        if id(agent) in self._copies or isinstance(agent.model, _Model):
+            return self._copies.get(id(agent), agent)
         if agent.mcp_servers:
             raise UsageError(
                 f"agent {agent.name!r} has MCP servers, whose calls would not be recorded: give their tools to the "
@@ -121,7 +121,7 @@ class _Copies:
             input_guardrails=[_guardrail(agent.name, each) for each in agent.input_guardrails],
             output_guardrails=[_guardrail(agent.name, each) for each in agent.output_guardrails],
         )
-        self._made[id(agent)] = copy
+        self._copies[id(agent)] = copy
         copy.handoffs = [self._next(each) for each in agent.handoffs]
         return copy
 

@@ -117,13 +117,13 @@ def health(ctx: StoreContext) -> Flow[Health]:
     tenant = yield from ctx.tenant()
     now = ctx.clock_us()
     facts = yield from read(partial(_facts, tenant, now))
-    return _told(ctx, facts, now)
+    return _health_of(ctx, facts, now)
 
 
 def whole_store(ctx: StoreContext) -> Flow[Health]:
     """Return the figures of the whole store, without those of a tenant. Writes nothing."""
     now = ctx.clock_us()
-    return _told(ctx, (yield from read(partial(_facts, None, now))), now)
+    return _health_of(ctx, (yield from read(partial(_facts, None, now))), now)
 
 
 def _facts(tenant: int | None, now: int) -> Program[Facts]:
@@ -154,7 +154,7 @@ def _of_tenant(tenant: int, facts: Facts) -> Generator[Batch, list[Rows], Facts]
     )
 
 
-def _told(ctx: StoreContext, facts: Facts, now: int) -> Health:
+def _health_of(ctx: StoreContext, facts: Facts, now: int) -> Health:
     backup, restored = facts.copies
     return Health(
         at=moment(now),

@@ -159,7 +159,7 @@ class Instant(Handle):
     aruns = awaited(runs)
 
     def _runs(self, limit: int | None) -> list[RunInfo]:
-        """A run whose status has changed since is copied: its status is derived from its journal."""
+        """List runs. One whose status has changed since is copied: its status is derived from its journal."""
         infos = self._source.runs(until=self.when + timedelta(microseconds=1), limit=limit)
         return [one if one.changed_at <= self.when else self._bring_run(one.id).refresh() for one in infos]
 

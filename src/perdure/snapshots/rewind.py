@@ -280,11 +280,11 @@ def renew(tenant: int, run: int, seed: bytes) -> Program[None]:
 
 def rows_back(tables: Sequence[str], s: int, **key: Any) -> list[Statement]:
     """Replace the rows with a key by those that the snapshot sees."""
-    these = " AND ".join(f"{column} = :{column}" for column in key)
-    texts = [f"DELETE FROM {table} WHERE stamp > :s AND {these}" for table in tables]
+    by_key = " AND ".join(f"{column} = :{column}" for column in key)
+    texts = [f"DELETE FROM {table} WHERE stamp > :s AND {by_key}" for table in tables]
     for table in tables:
         columns = ", ".join(("tenant", *versioned_tables()[table].names))
-        then = f"SELECT {columns} FROM {table}_past WHERE stamp <= :s AND died > :s AND {these}"
+        then = f"SELECT {columns} FROM {table}_past WHERE stamp <= :s AND died > :s AND {by_key}"
         texts.append(f"INSERT INTO {table} ({columns}) {then}")
     return [Sql(text)(**key, s=s) for text in texts]
 
@@ -305,8 +305,11 @@ def _run_back(tenant: int, run: int, s: int) -> list[Statement]:
 
 
 def keep_tasks(tenant: int, old: set[int], new: int, s: int, keys: KeyChoice) -> Program[None]:
-    """The tasks of a graph stay with their thread, which has a new number, or come back with it; the process that runs
-    one is fenced. What they did stands. Raises UsageError if a task had effects meanwhile that would be repeated."""
+    """Keep the tasks of a graph with their thread, which has a new number, or bring them back with it.
+
+    The process that runs one is fenced. What they did stands. Raises UsageError if a task had effects meanwhile that
+    would be repeated.
+    """
     for number in sorted(old):
         [lost] = yield Batch(_LOST_TASKS(tenant=tenant, old=number, s=s))
         for (run,) in lost:

@@ -29,7 +29,7 @@ class EncryptedColumn:
     hashed: bool = False  # it ends with a hash of its own (`row_hashes.py`): nothing else covers it
 
     def at(self, *by: str | int) -> EncryptedColumn:
-        """The same column, in a statement that identifies the row so: by as much, in the same order."""
+        """Return the column for a statement that names what identifies the row otherwise, in the same order."""
         assert len(by) == len(self.by), self.label
         return replace(self, by=by)
 

@@ -15,16 +15,16 @@ FIELD = "perdure"  # one attribute of the log record, so that no name of ours me
 
 
 def event(name: str, **fields: Any) -> dict[str, Any]:
-    """The `extra` of a line of the log."""
+    """Return the `extra` of a line of the log."""
     return {FIELD: {"event": name, **fields}}
 
 
 def said(error: BaseException) -> str:
-    """An error as the log may show it. The texts of the store's own errors hold no data; those of others may."""
+    """Return an error as the log may show it: the text of an error of another library may hold data of users."""
     return f"{type(error).__name__}: {error}" if isinstance(error, StoreError | Conflict) else type(error).__name__
 
 
 def where(error: BaseException, depth: int = 5) -> str:
-    """Where an error was raised, innermost last: files, lines and functions, without its text."""
+    """Return the files, lines and functions where an error was raised, the innermost last, without its text."""
     frames = traceback.extract_tb(error.__traceback__)[-depth:]
     return " > ".join(f"{frame.filename.rpartition('/')[2]}:{frame.lineno} {frame.name}" for frame in frames)

@@ -17,16 +17,16 @@ class PerDriver(Generic[T]):
 
     def __init__(self, make: Callable[[Driver], T]) -> None:
         self._make = make
-        self._made: WeakKeyDictionary[Driver, T] = WeakKeyDictionary()
+        self._objects: WeakKeyDictionary[Driver, T] = WeakKeyDictionary()
         self._lock = threading.Lock()
 
     def of(self, driver: Driver) -> T:
         with self._lock:
-            value = self._made.get(driver)
+            value = self._objects.get(driver)
             if value is None:
-                value = self._made[driver] = self._make(driver)
+                value = self._objects[driver] = self._make(driver)
             return value
 
     def pop(self, driver: Driver) -> T | None:
         with self._lock:
-            return self._made.pop(driver, None)
+            return self._objects.pop(driver, None)

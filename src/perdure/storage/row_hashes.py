@@ -26,14 +26,14 @@ _pack = msgspec.msgpack.Encoder().encode
 
 
 def with_hash(column: EncryptedColumn, tenant: int, by: tuple[Any, ...], value: Any) -> Any:
-    """A value as it is stored."""
+    """Return a value with its hash, as it is stored."""
     if column.kind == "text":
         return value + _text_hash(column, tenant, by, value.encode())
     return value + blake3(_pack((tenant, column.label, *by)) + value).digest(HASH_BYTES)  # `_hash`, without the call
 
 
 def without_hash(column: EncryptedColumn, tenant: int, by: tuple[Any, ...], stored: Any) -> Any:
-    """The value of a row, if it is the one that was stored there. Raises Damaged."""
+    """Return the value of a row without its hash. Raises Damaged if it is not the one that was stored there."""
     try:
         if column.kind == "text":
             value, stored_hash = stored[:-_TEXT_CHARS], stored[-_TEXT_CHARS:]
@@ -52,8 +52,10 @@ def without_hash(column: EncryptedColumn, tenant: int, by: tuple[Any, ...], stor
 
 
 def check_rows(sql: Sql, params: Mapping[str, Any], rows: Rows) -> Rows:
-    """The rows of a statement with its values as they were stored. Raises Damaged; a statement that is `tolerant` gets
-    something unreadable instead."""
+    """Return the rows of a statement with their values without hashes.
+
+    Raises Damaged for a value that fails its check. In a statement that is `tolerant`, it becomes UNREADABLE.
+    """
     table = [list(row) for row in rows]
     for index, column in sql.checks:
         for row in table:

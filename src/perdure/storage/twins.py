@@ -31,7 +31,7 @@ H = TypeVar("H", bound=Driven)
 
 
 def blocking(method: Callable[Concatenate[H, P], Flow[T]]) -> Callable[Concatenate[H, P], T]:
-    """A method that runs the flow which `method` gives to its end."""
+    """Make a blocking method of one that returns a flow: it drives the flow to its end."""
     # What it returns is what its flow does: `Flow[list[Step]]` becomes `list[Step]`.
     method.__annotations__["return"] = method.__annotations__["return"].removeprefix("Flow[").removesuffix("]")
 
@@ -43,7 +43,7 @@ def blocking(method: Callable[Concatenate[H, P], Flow[T]]) -> Callable[Concatena
 
 
 def awaited(call: Callable[Concatenate[H, P], T]) -> Callable[Concatenate[H, P], Coroutine[Any, Any, T]]:
-    """The async twin of a method that `blocking` made."""
+    """Make the async twin of a method that `blocking` made."""
     method: Callable[Concatenate[H, P], Flow[T]] = call.__wrapped__  # type: ignore[attr-defined]
 
     @wraps(call)

@@ -125,7 +125,7 @@ class _Durability(Plugin):
             if _is_inline(context.tool):
                 events = [event async for event in call_next(context)]
                 if branch is not None and branch.declined is not None:
-                    events = [_said(id, str(branch.declined), "error")]
+                    events = [_result_event(id, str(branch.declined), "error")]
             else:
                 events = [await self._answered(context, call_next)]
         for event in events:  # here, because the code of the caller must not run in the branch
@@ -189,7 +189,9 @@ async def _ended(context: ExecuteToolContext, call_next: Next, answers: dict[str
 def _restored(context: ExecuteToolContext, recorded: Any) -> ToolResultEvent:
     """Return the result of a tool as it was recorded, and set what it did to the state of the agent."""
     if not isinstance(recorded, dict) or recorded.keys() != {"result", "state", "removed"}:
-        return _said(str(context.tool_use["toolUseId"]), str(recorded))  # a person, or `reconcile`, gave the result
+        return _result_event(
+            str(context.tool_use["toolUseId"]), str(recorded)
+        )  # a person, or `reconcile`, gave the result
     for name, value in recorded["state"].items():
         context.agent.state.set(name, value)
     for name in recorded["removed"]:
@@ -197,7 +199,7 @@ def _restored(context: ExecuteToolContext, recorded: Any) -> ToolResultEvent:
     return ToolResultEvent(recorded["result"])
 
 
-def _said(id: str, text: str, status: Any = "success") -> ToolResultEvent:
+def _result_event(id: str, text: str, status: Any = "success") -> ToolResultEvent:
     return ToolResultEvent({"toolUseId": id, "status": status, "content": [{"text": text}]})
 
 

@@ -282,17 +282,17 @@ def declare(fn: Callable[..., Any], team: str, name: str, options: AgentOptions)
 as_agents: dict[str, Callable[[Any], Any]] = {}
 
 
-def handler_of(given: Any, name: str | None) -> Any:
+def handler_of(agent: Any, name: str | None) -> Any:
     """Return the handler of an agent: a function, or what the adapter of an object's framework makes of it."""
-    if callable(given) and hasattr(given, "__code__"):
-        return given
-    homes = [f"{base.__module__}." for base in type(given).__mro__]
+    if callable(agent) and hasattr(agent, "__code__"):
+        return agent
+    homes = [f"{base.__module__}." for base in type(agent).__mro__]
     for package, as_agent in as_agents.items():
         if any(home.startswith(f"{package}.") for home in homes):
             if name is None:
                 raise UsageError("an agent of a framework needs a name in the team: team.agent(…, name='writer')")
-            return as_agent(given)
+            return as_agent(agent)
     raise UsageError(
-        f"{given!r} cannot be an agent: team.agent takes a function, or a graph or an agent of a framework whose "
+        f"{agent!r} cannot be an agent: team.agent takes a function, or a graph or an agent of a framework whose "
         "adapter was imported"
     )

@@ -97,8 +97,8 @@ class Team(Handle):
         options = AgentOptions(attempts, policy, boss)
         members.check_options(capacity, options)
 
-        def declare(given: Any) -> Any:
-            handler = members.handler_of(given, name)
+        def declare(agent: Any) -> Any:
+            handler = members.handler_of(agent, name)
             chosen = members.check_member(name or handler.__name__)
             spec = members.declare(handler, self.name, chosen, options)
             add_durable(spec)

@@ -154,7 +154,7 @@ class AgentMemory(Handle):
             yield from self.conversation._record(
                 "memory.record",
                 turns,
-                said=[{key: _said(change) for key, change in learned.items()}],
+                said=[{key: _compared(change) for key, change in learned.items()}],
                 manifest=manifest,
                 learn=partial(self._learn, learned),
             )
@@ -278,7 +278,7 @@ class AgentMemory(Handle):
         return assemble(manifest, said, items)
 
 
-def _said(change: FactChange) -> Any:
+def _compared(change: FactChange) -> Any:
     """Return what a run compares of a change."""
     return change.value if change[2:] == (None, None, None) else [*change[1:]]
 

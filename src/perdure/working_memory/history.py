@@ -74,9 +74,9 @@ def _compact(
     if type(max_tokens) is not int or max_tokens < _TOKENS_MIN:
         raise UsageError(f"max_tokens={max_tokens!r}: {_TOKENS_MIN} or more")
     hook, count = as_step("memory.summarize_observation", summarize), token_counter(tokens)
-    found = observations(messages)
+    results = observations(messages)
     masked = list(messages)
-    for one in found[: len(found) - keep_last]:
+    for one in results[: len(results) - keep_last]:
         if count(one.text) > max_tokens:
             summary = one.text if hook is None else (yield from call(hook, str, one.text))
             mask(masked, one, summary, max_tokens, count)
@@ -88,19 +88,19 @@ def observations(messages: Sequence[Any]) -> list[Observation]:
     if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Sequence):
         raise UsageError(f"a history is a list of messages, not a {type(messages).__name__}")
     tools: dict[str, str] = {}
-    found = []
+    results = []
     for number, message in enumerate(messages):
         tools |= _calls(message)
         content = _get(message, "content")
         if _is_result(message):
             text = _get(message, "output") if _get(message, "type") == "function_call_output" else content
-            found.append(Observation(number, None, _tool(message, tools), text_of_content(text)))
+            results.append(Observation(number, None, _tool(message, tools), text_of_content(text)))
         else:
             for at, block in enumerate(content if isinstance(content, list) else ()):
                 if _get(block, "type") == "tool_result":
                     text = text_of_content(_get(block, "content"))
-                    found.append(Observation(number, at, _tool(block, tools), text))
-    return found
+                    results.append(Observation(number, at, _tool(block, tools), text))
+    return results
 
 
 def mask(messages: list[Any], one: Observation, summary: str, max_tokens: int, count: Callable[[str], int]) -> None:

@@ -52,7 +52,7 @@ async def deploy(view: PageView, fields: Fields) -> Confirmation:
     function, version, share = fields.get("function"), fields.get("version"), _share(fields.get("share"))
     if not function:
         raise UsageError("name a function")
-    percent, said = None if share is None else f"{share * 100:g}%", _said(version)
+    percent, said = None if share is None else f"{share * 100:g}%", _version_text(version)
 
     async def do() -> str:
         await view.store.ops.adeploy(function, version, canary=share, who=view.who)
@@ -74,18 +74,18 @@ async def revert(view: PageView, fields: Fields) -> Confirmation:
     deployed = {one.function: one for one in await view.store.ops.adeployments()}.get(fields["function"])
     if deployed is None or deployed.canary is None:
         raise UsageError(f"{fields['function']} has no canary any more")
-    function, version, canary = deployed.function, deployed.version, _said(deployed.canary)
+    function, version, canary = deployed.function, deployed.version, _version_text(deployed.canary)
 
     async def do() -> str:
         await view.store.ops.adeploy(function, version, who=view.who)
-        return f"Reverted {canary}: new runs of {function} get {_said(version)}."
+        return f"Reverted {canary}: new runs of {function} get {_version_text(version)}."
 
-    text = f"All new runs of {function} get {_said(version)} again. Open runs of the canary keep their version."
+    text = f"All new runs of {function} get {_version_text(version)} again. Open runs of the canary keep their version."
     command = view.signed("deploy", function, version)
     return Confirmation(f"Revert {canary} of {function}?", text, "Revert", (command,), do, is_danger=True)
 
 
-def _said(version: str) -> str:
+def _version_text(version: str) -> str:
     return f"version {version}" if version else "the code without a version"
 
 

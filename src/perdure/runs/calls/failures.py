@@ -428,13 +428,13 @@ def _rebuilt_alone(cls: type[BaseException], described: dict[str, Any], again: _
     arguments = _made_part(described.get("args") or {"list": []}, f"{name}.args", again)
     arguments = (arguments,) if type(arguments) is Lost else tuple(arguments)
     if issubclass(cls, BaseExceptionGroup):
-        return _made(cls, (*arguments[:1], [again.at(member) for member in described["errors"]]))
+        return _constructed(cls, (*arguments[:1], [again.at(member) for member in described["errors"]]))
     if not issubclass(cls, OSError) or "os" not in described:
-        return _made(cls, arguments)
+        return _constructed(cls, arguments)
     errno, strerror, filename, filename2 = (_made_part(part, name, again) for part in described["os"])
     fields = (errno, strerror, filename, None, filename2)
     used = 5 if filename2 is not None else 3 if filename is not None else 2 if errno is not None else 0
-    error = _made(cls, fields[:used])
+    error = _constructed(cls, fields[:used])
     _set_own(BaseException.args, error, arguments)
     return error
 
@@ -457,7 +457,7 @@ def _stand_in(described: dict[str, Any]) -> StepFailed:
     return StepFailed(text, type_name=error_name(described))
 
 
-def _made(cls: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
+def _constructed(cls: type[BaseException], arguments: tuple[Any, ...]) -> BaseException:
     """Build an error with the constructor of its built-in base, so no code of its own class runs."""
     builtin = next(base for base in cls.__mro__ if base.__module__ == "builtins")
     error: BaseException = builtin.__new__(cls, *arguments)

@@ -50,11 +50,11 @@ def begin(execution: Execution) -> Operation[bool]:
         execution.index.load((), rows.JournalSum(0, 0, row.seq))
         message, cursor, text = kept.mail, kept.cursor, kept.text
     else:
-        journal, found, head = yield from read(partial(_look, execution.tenant, row))
+        journal, mail_row, head = yield from read(partial(_look, execution.tenant, row))
         execution.index.load(journal.entries, journal.own)
-        if found is None:
+        if mail_row is None:
             return False
-        message = found
+        message = mail_row
         cursor, text = yield from _state(execution, head)
     execution.turn = AgentTurn(row, message, cursor, text)
     execution.row = row._replace(incarnation=turn_incarnation(row.incarnation, message))

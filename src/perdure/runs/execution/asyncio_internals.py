@@ -60,30 +60,30 @@ def resolved_by(futures: Iterable[asyncio.Future[Any]]) -> set[asyncio.Future[An
     return resolved
 
 
-def _futures_in(thing: Any, depth: int) -> Iterator[asyncio.Future[Any]]:
-    if isinstance(thing, asyncio.Future):
-        yield thing
+def _futures_in(value: Any, depth: int) -> Iterator[asyncio.Future[Any]]:
+    if isinstance(value, asyncio.Future):
+        yield value
         return
     if depth == 0:
         return
-    for part in _parts(thing):
+    for part in _parts(value):
         yield from _futures_in(part, depth - 1)
 
 
-def _parts(thing: Any) -> Iterable[Any]:
+def _parts(value: Any) -> Iterable[Any]:
     """Return the object a callback is bound to, the cells it closes over, or the attributes of an asyncio object."""
-    if isinstance(thing, functools.partial):
-        return thing.args
-    if isinstance(thing, list | tuple | deque):
-        return thing
-    owner = getattr(thing, "__self__", None)
+    if isinstance(value, functools.partial):
+        return value.args
+    if isinstance(value, list | tuple | deque):
+        return value
+    owner = getattr(value, "__self__", None)
     if owner is not None:
         return (owner,)
-    cells = getattr(thing, "__closure__", None)
+    cells = getattr(value, "__closure__", None)
     if cells:
         return [cell.cell_contents for cell in cells if _is_filled(cell)]
-    if type(thing).__module__.startswith("asyncio.") and not isinstance(thing, asyncio.AbstractEventLoop):
-        return list(getattr(thing, "__dict__", {}).values())
+    if type(value).__module__.startswith("asyncio.") and not isinstance(value, asyncio.AbstractEventLoop):
+        return list(getattr(value, "__dict__", {}).values())
     return ()
 
 
@@ -130,8 +130,8 @@ def has_timer(loop: asyncio.AbstractEventLoop, tasks: set[asyncio.Task[Any]], wa
     return False
 
 
-def _is_in(thing: Any, waiters: set[Any]) -> bool:
-    return isinstance(thing, asyncio.Future) and thing in waiters
+def _is_in(value: Any, waiters: set[Any]) -> bool:
+    return isinstance(value, asyncio.Future) and value in waiters
 
 
 def is_made_by_wait_for() -> bool:

@@ -207,9 +207,9 @@ def _upcoming(row: ScheduleRow) -> list[int]:
 def _microseconds(at: datetime, name: str) -> int:
     if not isinstance(at, datetime) or at.tzinfo is None:
         raise UsageError(f"backfill({name}={at!r}): a datetime with a time zone")
-    if (found := microseconds(at, f"backfill: {name}")) < 0:
+    if (instant := microseconds(at, f"backfill: {name}")) < 0:
         raise UsageError(f"backfill({name}={at!r}): instants are counted from 1970 on")
-    return found
+    return instant
 
 
 def find(ctx: StoreContext, name: str) -> Flow[Schedule]:

@@ -103,7 +103,7 @@ class Worker:
         self.concurrency, self.all_tenants, self.poll_s, self.drain_s = concurrency, all_tenants, poll_s, drain_s
         self.counts: Counter[str] = Counter()  # how executions ended: done, waiting, failed, lost …
         functions = [] if functions is None and graphs else functions
-        self._given = None if functions is None else {spec.name: spec for spec in map(durable_spec, functions)}
+        self._functions = None if functions is None else {spec.name: spec for spec in map(durable_spec, functions)}
         self._resuming = Resuming(store, graphs, where or {})
         self._store = store
         self._ctx: StoreContext = store._context
@@ -256,7 +256,7 @@ class Worker:
         return min([self.poll_s, *(max(0.001, left_us / 1e6) for left_us in ends)])
 
     def _search(self) -> Search:
-        self._specs = known_durables() if self._given is None else self._given
+        self._specs = known_durables() if self._functions is None else self._functions
         return Search(self._owner.text, self.queues, self._specs, self._served(), tuple(self._active))
 
     def _served(self) -> ServedTenants:
