@@ -145,7 +145,7 @@ def _following(saved: dict[str, Any]) -> Callable[[Any], Any]:
 def _check(newest: perdure.Checkpoint | None, app_id: str, saved: dict[str, Any]) -> None:
     """Check a state that was not saved: it is the newest already, as after a call that is repeated. Raises Conflict."""
     if newest is None or newest.state != saved:
-        raise Conflict(f"application {app_id!r} has gone on elsewhere: load it again")
+        raise Conflict(f"application {app_id!r} continued in another process: load it again")
 
 
 def _loaded(checkpoint: perdure.Checkpoint, partition_key: str | None, app: str) -> PersistedStateData:

@@ -51,7 +51,7 @@ def test_of_two_writers_of_an_application_the_slower_one_is_refused(store: perdu
     persister = PerdurePersister(store)
     persister.save("", "trip", 0, "count", State({"count": 1}), "completed")
     persister.save("", "trip", 0, "count", State({"count": 1}), "completed")  # the same again
-    with pytest.raises(perdure.Conflict, match="'trip' has gone on elsewhere"):
+    with pytest.raises(perdure.Conflict, match="'trip' continued in another process"):
         persister.save("", "trip", 0, "count", State({"count": 2}), "completed")
     assert [saved.state["state"]["count"] for saved in store.thread("burr//trip").history()] == [1]
 

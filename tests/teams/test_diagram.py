@@ -68,7 +68,7 @@ def test_the_three_ways_are_explained_with_the_figures_of_the_team() -> None:
         "It has a checkpoint of each turn."
     )
     assert "In one store a cut is a snapshot" in text
-    assert "Nobody else falls" in text
+    assert "No other member falls" in text
     several = explain(facts._replace(stores=2, snapshots=1, furthest_fall=("writer", 2, 5)))
     assert "in 2 stores" in several
     assert "coordinated cuts and a checkpoint of each turn" in several

@@ -139,7 +139,7 @@ def _overview(tenant: int) -> Program[tuple[list[int], Findings]]:
 def check_tree(
     tenant: int, tree: int, progress: Progress | None = None, only: ThreadRow | None = None
 ) -> Program[Findings]:
-    """Check a tree inside a transaction, which may go on to repair it. `only`: check this thread alone."""
+    """Check a tree inside a transaction, which may then repair it. `only`: check this thread alone."""
     threads = (yield from threads_in_tree(tenant, tree)) if only is None else [only]
     findings = Findings(threads=len(threads))
     walk = _Walk(tenant, tree, {thread.thread: thread.name for thread in threads}, findings)

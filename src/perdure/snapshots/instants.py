@@ -167,7 +167,7 @@ class Instant(Handle):
     def get_run(self, id: str) -> Flow[Run]:
         """Return a run as it was, with the steps that were recorded by then. Raises NotFound and HistoryGone.
 
-        The status of a run that has gone on since is derived: "waiting" if a question was open, else "queued"."""
+        The status of a run that has continued since is derived: "waiting" if a question was open, else "queued"."""
         try:
             run = yield from aside(partial(self._bring_run, id))
         except HistoryGone:

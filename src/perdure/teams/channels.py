@@ -14,7 +14,7 @@ import orjson
 
 from perdure.errors import BatchRefused, Busy, NotFound, UsageError
 from perdure.runs.journal.entries import compress
-from perdure.runs.journal.mail import NOTIFY, Outgoing, put_statements
+from perdure.runs.journal.mail import LOCK_RUNS, NOTIFY, Outgoing, about_of, put_statements
 from perdure.runs.journal.rows import FINISHED, NEVER, SET_ARGS, NewRun, insert, look_up, look_up_all
 from perdure.runs.run_table import RunRow
 from perdure.runs.tables import INPUT, MAIL_HEADER, MAIL_VALUE
@@ -71,7 +71,6 @@ _OUTBOX = Sql(
 )
 _LINK = Sql("SELECT link FROM outbox WHERE tenant = :tenant AND team = :team AND peer = :peer AND seq = :seq")
 _DROP = Sql("DELETE FROM outbox WHERE tenant = :tenant AND team = :team AND peer = :peer AND seq <= :upto")
-_LOCK_RUNS = Sql("SELECT run FROM run WHERE tenant = :tenant AND run IN {numbers:runs} ORDER BY run {for_update}")
 _WAS_SENT = Sql(
     "SELECT 1 FROM mail WHERE tenant = :tenant AND run = :run AND key = :key AND sender = :sender AND state = 1"
 )
@@ -214,8 +213,8 @@ def _added(place: TeamPlace, member: Member, peer: str, parcel: Parcel) -> Any:
 
 
 def _without_sender(letter: Letter, store: str) -> Letter:
-    """Return a letter whose sender only that store vouches for. Nobody can answer it."""
-    about = orjson.loads(letter.header) if letter.header else {}
+    """Return a letter whose sender only that store vouches for. It cannot be answered."""
+    about = about_of(letter.header)
     header = orjson.dumps({name: one for name, one in about.items() if name not in ("reply", "turn")})
     return Letter(
         letter.to, letter.key, f"{letter.sender}@{store}", None, letter.topic, header if about else None, letter.value
@@ -265,7 +264,7 @@ def _deliver(
     ids |= {parcel.sender for parcel in parcels if isinstance(parcel, Letter) and parcel.sender}
     runs = yield from look_up_all(place.tenant, sorted(ids))
     numbers = sorted({row.run for row in runs.values()} | {place.root})
-    yield Batch(_LOCK_RUNS(tenant=place.tenant, runs=orjson.dumps(numbers).decode()))
+    yield Batch(LOCK_RUNS(tenant=place.tenant, runs=orjson.dumps(numbers).decode()))
     runs = yield from look_up_all(place.tenant, sorted(ids))  # as they are under the lock
     for parcel in parcels:
         if isinstance(parcel, Letter):
@@ -285,7 +284,7 @@ def _deliver_letter(place: TeamPlace, source: str, letter: Letter, runs: Mapping
     out = Outgoing(to, letter.topic, key, letter.value, letter.header)
     statements = put_statements(place.tenant, out, letter.sender, letter.sent_turn, now)
     yield Batch(*statements, *(() if known else (_IS_DEAD(tenant=place.tenant, run=to, key=key),)))
-    about, caller = orjson.loads(letter.header) if letter.header else {}, runs.get(letter.sender or "")
+    about, caller = about_of(letter.header), runs.get(letter.sender or "")
     if "reply" in about and caller is not None and (receiver is None or receiver.status in FINISHED):
         value = compress(orjson.dumps([False, "its receiver left the team"]))
         reply = Outgoing(caller.run, about["reply"], f"{key}/left", value, for_turn=about.get("turn"))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from perdure.values.amounts import plural
+
 
 class TeamFacts(NamedTuple):
     """What the words depend on."""
@@ -15,9 +17,7 @@ class TeamFacts(NamedTuple):
     messages: int
     waiting: int  # messages that no turn has taken
     snapshots: int  # that are kept
-    furthest_fall: tuple[str, int, int] | None = (
-        None  # if this member goes back one turn, others fall, turns are undone
-    )
+    furthest_fall: tuple[str, int, int] | None = None  # a member that goes back one turn, others that fall, turns
 
 
 def explain(facts: TeamFacts) -> str:
@@ -27,11 +27,11 @@ def explain(facts: TeamFacts) -> str:
 
 def _what_it_has(facts: TeamFacts) -> str:
     where = "one store" if facts.stores == 1 else f"{facts.stores} stores"
-    kept = f"{_number(facts.snapshots, 'snapshot')} {'is' if facts.snapshots == 1 else 'are'} kept"
+    kept = f"{plural(facts.snapshots, 'snapshot')} {'is' if facts.snapshots == 1 else 'are'} kept"
     has = "coordinated cuts and a checkpoint of each turn" if facts.snapshots else "a checkpoint of each turn"
     return (
-        f"Team {facts.team}: {_number(facts.members, 'member')} in {where}, {_number(facts.turns, 'turn')}, "
-        f"{_number(facts.messages, 'message')}, {facts.waiting:,} of them waiting; {kept}.\n"
+        f"Team {facts.team}: {plural(facts.members, 'member')} in {where}, {plural(facts.turns, 'turn')}, "
+        f"{plural(facts.messages, 'message')}, {facts.waiting:,} of them waiting; {kept}.\n"
         f"It has {has}."
     )
 
@@ -57,12 +57,12 @@ def _coordinated(facts: TeamFacts) -> str:
 
 def _uncoordinated(facts: TeamFacts) -> str:
     if facts.furthest_fall is None:
-        now = "Nobody else falls if a member of this team goes back one turn."
+        now = "No other member falls if a member of this team goes back one turn."
     else:
         member, others, undone = facts.furthest_fall
         now = (
-            f"In this team the furthest fall of one turn is that of {member}: it draws {_number(others, 'other')} "
-            f"back, and {_number(undone, 'turn')} {'is' if undone == 1 else 'are'} undone."
+            f"In this team the furthest fall of one turn is that of {member}: it draws {plural(others, 'other')} "
+            f"back, and {plural(undone, 'turn')} {'is' if undone == 1 else 'are'} undone."
         )
     return (
         "2. Uncoordinated (`team.rewind(member, turn=…)`). Each turn saves its member: it costs nothing more, and any "
@@ -73,15 +73,11 @@ def _uncoordinated(facts: TeamFacts) -> str:
 
 
 def _induced(facts: TeamFacts) -> str:
-    who = "For members that save on their own in one store it is not needed: each turn is saved." if (
-        facts.stores == 1
-    ) else "Between these stores, batches carry the number of the cut: any store may begin one."  # fmt: skip
+    who = "Between these stores, batches carry the number of the cut: any store may begin one."
+    if facts.stores == 1:
+        who = "For members that save on their own in one store it is not needed: each turn is saved."
     return (
         "3. Communication-induced (BCS). Messages carry the number of the sender's newest save, and the receiver saves "
         "first if its own is lower. Saves of one number are consistent, so no domino falls, without a coordinator.\n"
         f"   It costs forced saves: up to one by each member for each save. {who}"
     )
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

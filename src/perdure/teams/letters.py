@@ -13,7 +13,7 @@ import orjson
 from perdure.errors import Conflict, NotFound
 from perdure.runs.execution.turn import check_size
 from perdure.runs.journal.entries import compress, decompress
-from perdure.runs.journal.mail import NOTIFY, Outgoing, put_statements
+from perdure.runs.journal.mail import LOCK_RUNS, NOTIFY, Outgoing, about_of, put_statements
 from perdure.runs.journal.rows import ADD_VALUE, CLOSE_ASKS, FINISHED, LOCK, look_up, look_up_all
 from perdure.runs.run_table import RunRow
 from perdure.runs.tables import MAIL_HEADER, MAIL_VALUE
@@ -58,7 +58,6 @@ _WAITING = Sql(
     "SELECT key, header, sender FROM mail WHERE tenant = :tenant AND run = :run AND state = 0 ORDER BY seq",
     opens={1: MAIL_HEADER.at("run", 0)},
 )
-_LOCK_ALL = Sql("SELECT run FROM run WHERE tenant = :tenant AND run IN {numbers:runs} ORDER BY run {for_update}")
 _JOURNALED = Sql("SELECT 1 FROM journal WHERE tenant = :tenant AND run = :run AND seq > :since LIMIT 1")
 _LEFT = Sql(
     """UPDATE run SET status = 'done', fence = fence + 1, owner = NULL, waiting = NULL, changed_at = {now}
@@ -115,7 +114,7 @@ class DeadLetter(Handle):
 
 def sent_again(header: bytes | None) -> bytes:
     """Return the header of a dead letter that is handled again."""
-    about = orjson.loads(header) if header else {}
+    about = about_of(header)
     return orjson.dumps({name: one for name, one in about.items() if name not in ("error", "at")})
 
 
@@ -145,7 +144,7 @@ def dead(ctx: StoreContext, team: str, name: str | None) -> Flow[list[DeadLetter
     rows = yield from fetch(_DEAD, tenant=tenant, root=root.run, id=run_id)
     letters = []
     for value, header, run, key, receiver, sender, at in rows:
-        about = orjson.loads(header) if header else {}
+        about = about_of(header)
         letters.append(
             DeadLetter(
                 receiver.removeprefix(f"{team}/"),
@@ -186,7 +185,7 @@ def _leave(tenant: int, run_id: str, answer: bytes, now: int) -> Program[int | N
     [waiting] = yield Batch(_WAITING(**key))
     callers = yield from _callers(tenant, waiting)
     numbers = sorted({*callers.values(), key["run"]})
-    _, locked = yield Batch(_LOCK_ALL(tenant=tenant, runs=orjson.dumps(numbers).decode()), LOCK(**key))
+    _, locked = yield Batch(LOCK_RUNS(tenant=tenant, runs=orjson.dumps(numbers).decode()), LOCK(**key))
     row = RunRow._make(locked[0])
     if row.status in FINISHED:
         return 0
@@ -194,7 +193,7 @@ def _leave(tenant: int, run_id: str, answer: bytes, now: int) -> Program[int | N
     if row.status == "running" or journaled or callers.keys() != (yield from _callers(tenant, waiting)).keys():
         return None
     for mail_key, header, sender in waiting:
-        about = orjson.loads(header) if header else {}
+        about = about_of(header)
         if "reply" in about and sender in callers:
             out = Outgoing(callers[sender], about["reply"], f"{mail_key}/left", answer, for_turn=about.get("turn"))
             yield Batch(*put_statements(tenant, out, run_id, None, now), NOTIFY())
@@ -206,5 +205,5 @@ def _leave(tenant: int, run_id: str, answer: bytes, now: int) -> Program[int | N
 
 def _callers(tenant: int, waiting: Rows) -> Generator[Batch, list[Rows], dict[str, int]]:
     """Return the runs that wait for the answers to these messages, by their ids."""
-    ids = sorted({sender for _, header, sender in waiting if sender and header and "reply" in orjson.loads(header)})
+    ids = sorted({sender for _, header, sender in waiting if sender and "reply" in about_of(header)})
     return {row.id: row.run for row in (yield from look_up_all(tenant, ids)).values()}

@@ -1,7 +1,7 @@
 """`LinkedTeam`: one team in several stores that this process has open. It carries messages, cuts, restores and moves.
 
-Each store works on its own, with its own workers. Whoever has both ends open may carry: several couriers at once are
-correct, because a frame is taken once.
+Each store works on its own, with its own workers. A process that has both ends open may carry. Several may at once,
+because a frame is taken once.
 """
 
 from __future__ import annotations

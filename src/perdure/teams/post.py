@@ -155,8 +155,8 @@ class Post(Handle):
                     saving.settle()
             if any(isinstance(command, ReadRegister) for command in commands):
                 raise BatchRefused(
-                    f"store {batch.source!r} has gone on in era {batch.era} of team {place.team!r}, which was "
-                    "restored: restore this store too"
+                    f"store {batch.source!r} is in era {batch.era} of team {place.team!r}, which was restored: "
+                    "restore this store too"
                 )
             cut = next((command for command in commands if isinstance(command, CutHere)), None)
             if cut is None:

@@ -153,7 +153,7 @@ class Member:
         return self.begin(batch.cut) or [*self._acknowledge(batch), *self._take(batch)]
 
     def resume(self, view: TeamView) -> None:
-        """Go on after `GoBack`, with the marks of the cut. The cut's number never goes back."""
+        """Continue after `GoBack`, with the marks of the cut. The cut's number never goes back."""
         assert view.restored is not None
         self.era, self.cut = view.era, view.restored.resumes
 

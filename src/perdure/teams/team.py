@@ -230,7 +230,7 @@ class Team(Handle):
     ) -> Flow[TeamSnapshot]:
         """Cut through the team while it works: the state of every member, and the messages in flight between them.
 
-        It is a snapshot of the store, which takes milliseconds and stops no one. See `store.snapshot`."""
+        It is a snapshot of the store, which takes milliseconds and stops no agent. See `store.snapshot`."""
         snap = yield from SnapshotStore(self._whole).taking(name, note, keep_until, who)
         return TeamSnapshot(self._whole, self.name, snap)
 

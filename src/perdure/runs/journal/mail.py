@@ -106,7 +106,7 @@ _DROP = [
     )
     for table in ("answer", "ask", "journal", "run_blob")
 ]
-# Nobody waits any more for an answer that came after its call had ended.
+# An answer that came after its call had ended: nothing waits for it any more.
 _FORGET_ANSWERS = Sql(
     f"""UPDATE mail SET state = 3
     WHERE tenant = :tenant AND run = :me AND {IS_ANSWER} AND state = 0{_IF_HELD}"""
@@ -127,7 +127,13 @@ _FULL = Sql(
     """SELECT 1 FROM mail WHERE tenant = :tenant AND run = :to AND topic = '' AND state = 0
     ORDER BY seq LIMIT 1 OFFSET :capacity"""
 )
+LOCK_RUNS = Sql("SELECT run FROM run WHERE tenant = :tenant AND run IN {numbers:runs} ORDER BY run {for_update}")
 NOTIFY = Sql(sqlite="SELECT 1", postgres="SELECT pg_notify(left('perdure_' || current_schema(), 63), '')")
+
+
+def about_of(header: bytes | None) -> dict[str, Any]:
+    """Return what a header says of its message; {} if there is none."""
+    return orjson.loads(header) if header else {}
 
 
 class MailRow(NamedTuple):
@@ -143,7 +149,7 @@ class MailRow(NamedTuple):
     def about(self) -> dict[str, Any]:
         """The header: its call (reply, turn), how often it was given up and the keys of the effects that were undone
         then (given_up, undone), why it is dead (error, at), a nonce."""
-        return orjson.loads(self.header) if self.header else {}
+        return about_of(self.header)
 
 
 class Outgoing(NamedTuple):
