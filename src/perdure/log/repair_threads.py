@@ -16,7 +16,9 @@ from perdure.log.gc_plan import Cut, find_roots, read_tree
 from perdure.log.ids import ID_MAX
 from perdure.log.tables import TAG_VALUE, THREAD_METADATA
 from perdure.log.thread_table import (
+    DROP_TAGS,
     MINUTE_US,
+    SET_METADATA,
     THREAD_COLUMNS,
     THREAD_ENCRYPTED,
     ThreadRow,
@@ -39,17 +41,12 @@ _THREADS = Sql(
     tolerant=True,
 )
 _SET_TREE = Sql("UPDATE thread SET tree = :tree WHERE tenant = :tenant AND thread = :thread")
-_SET_METADATA = Sql(
-    "UPDATE thread SET metadata = :metadata WHERE tenant = :tenant AND thread = :thread",
-    seals={"metadata": THREAD_METADATA},
-)
 _DROP = Sql("DELETE FROM thread WHERE tenant = :tenant AND thread = :thread")
 # Selects the tree of a head. A head without its parent there is itself in a wrong tree.
 _TREE_OF_HEAD = Sql(
     """SELECT tree FROM record r WHERE tenant = :tenant AND id = :id AND hash = :hash AND (parent IS NULL
         OR EXISTS (SELECT 1 FROM record p WHERE p.tenant = :tenant AND p.tree = r.tree AND p.id = r.parent)) LIMIT 2"""
 )
-_DROP_TAGS = Sql("DELETE FROM tag WHERE tenant = :tenant AND thread = :thread")
 _ADD_TAG = Sql(
     "INSERT INTO tag (tenant, key, value, thread) VALUES (:tenant, :key, :value, :thread) ON CONFLICT DO NOTHING",
     seals={"value": TAG_VALUE},
@@ -107,7 +104,7 @@ def _repair_thread(tenant: int, row: ThreadRow) -> Generator[Batch, list[Rows], 
     metadata = _json(row.metadata)
     if type(metadata) is not dict:
         metadata = {}
-        yield Batch(_SET_METADATA(**scope, metadata="{}"))
+        yield Batch(SET_METADATA(**scope, metadata="{}"))
         notes.append((row.name, None, "its metadata could not be read and was removed"))
     answers = yield Batch(*tag_statements(tenant, {row.thread: metadata}))
     if not tags_fit(answers, len(metadata)):
@@ -119,7 +116,7 @@ def _repair_thread(tenant: int, row: ThreadRow) -> Generator[Batch, list[Rows], 
 def _write_tags(tenant: int, thread: int, metadata: dict[str, Any]) -> Batch:
     scope = {"tenant": tenant, "thread": thread}
     tags = [_ADD_TAG(**scope, key=key, value=tag_value(value)) for key, value in metadata.items()]
-    return Batch(_DROP_TAGS(**scope), *tags)
+    return Batch(DROP_TAGS(**scope), *tags)
 
 
 def is_id(value: object) -> bool:

@@ -63,7 +63,7 @@ _INSERT = Sql(
     ON CONFLICT (tenant, name) DO NOTHING RETURNING thread""",
     seals={"metadata": THREAD_METADATA},
 )
-_SET_METADATA = Sql(
+SET_METADATA = Sql(
     "UPDATE thread SET metadata = :metadata WHERE tenant = :tenant AND thread = :thread",
     seals={"metadata": THREAD_METADATA},
 )
@@ -79,7 +79,7 @@ _PASS_ON_FORKS = Sql(
 )
 _FORKS = Sql("SELECT 1 FROM thread WHERE tenant = :tenant AND source = :thread LIMIT 1")
 _OF_NUMBERS = Sql("SELECT thread, name FROM thread WHERE tenant = :tenant AND thread IN {numbers:ids}")
-_DROP_TAGS = Sql("DELETE FROM tag WHERE tenant = :tenant AND thread = :thread")
+DROP_TAGS = Sql("DELETE FROM tag WHERE tenant = :tenant AND thread = :thread")
 # Inserts a tag only if the thread exists: the statement before inserts no thread if its name is taken.
 _ADD_TAG = Sql(
     """INSERT INTO tag (tenant, key, value, thread)
@@ -292,8 +292,8 @@ def merge_metadata(tenant: int, row: ThreadRow, metadata: Mapping[str, Any]) -> 
     if after == before:
         return
     yield Batch(
-        _SET_METADATA(metadata=json_text(after), tenant=tenant, thread=row.thread),
-        _DROP_TAGS(tenant=tenant, thread=row.thread),
+        SET_METADATA(metadata=json_text(after), tenant=tenant, thread=row.thread),
+        DROP_TAGS(tenant=tenant, thread=row.thread),
         *add_tags(tenant, row.thread, after),
     )
 

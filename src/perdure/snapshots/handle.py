@@ -250,6 +250,15 @@ def find_snapshot(live: Store, name: str) -> Flow[Snapshot]:
     raise NotFound(f"there is no snapshot {name!r}; `perdure snapshots` names those that are kept")
 
 
+def own_snapshot(live: Store, snapshot: Snapshot | str) -> Flow[Snapshot]:
+    """Return a snapshot of this store, by name or handle. Raises NotFound, and UsageError for that of another store."""
+    if isinstance(snapshot, str):
+        return (yield from find_snapshot(live, snapshot))
+    if snapshot._context.driver is not live._context.driver:
+        raise UsageError("this snapshot belongs to another store: restore it there")
+    return Snapshot(live, snapshot._row)
+
+
 def release_expired(ctx: StoreContext, tenant: int) -> Flow[int]:
     """Release the snapshots whose time is over, by `keep_until` or by retention. Return how many."""
     tokens = yield from read(partial(rows.expired, tenant, ctx.clock_us()))

@@ -14,7 +14,7 @@ from perdure.errors import Busy, OpenError, UsageError
 from perdure.memory.models import microseconds
 from perdure.runs.calls.evidence import git_commit
 from perdure.snapshots import rows
-from perdure.snapshots.handle import Snapshot, find_snapshot, list_snapshots
+from perdure.snapshots.handle import Snapshot, find_snapshot, list_snapshots, own_snapshot
 from perdure.storage.domains import versioned_tables
 from perdure.storage.migrate import newest
 from perdure.storage.program import ConstraintFailed, Dialect, Flow, Program, fetch, read, sleep, write
@@ -210,7 +210,5 @@ class SnapshotStore(Handle):
         if at is not None:
             return RestorePoint.of_instant((yield from open_instant(self._whole, at)))
         assert snapshot is not None
-        snap = snapshot if isinstance(snapshot, Snapshot) else (yield from find_snapshot(self._whole, snapshot))
-        if snap._context.driver is not self._context.driver:
-            raise UsageError("this snapshot belongs to another store: restore it there")
-        return RestorePoint.of_snapshot(snap._row, Snapshot(self._whole, snap._row).store)
+        snap = yield from own_snapshot(self._whole, snapshot)
+        return RestorePoint.of_snapshot(snap._row, snap.store)

@@ -50,7 +50,7 @@ _ABORT = Sql(
     f"INSERT INTO decision (gid, outcome, at) VALUES (:gid, '{ABORT}', :at) ON CONFLICT (gid) DO NOTHING",
 )
 _COMMIT = Sql(f"INSERT INTO decision (gid, outcome, at) VALUES (:gid, '{COMMIT}', :at)")
-_WAKE = Sql(sqlite="SELECT 1", postgres="SELECT pg_notify(left('perdure_' || current_schema(), 63), '')")
+NOTIFY = Sql(sqlite="SELECT 1", postgres="SELECT pg_notify(left('perdure_' || current_schema(), 63), '')")
 
 _open: WeakSet[Driver] = WeakSet()  # the drivers of this process
 
@@ -185,7 +185,7 @@ def _decide(gid: str, now: int) -> Program[str]:
 
 
 def _drop(gid: str) -> Program[None]:
-    yield Batch(_DROP(gid=gid), _WAKE(), last=True)
+    yield Batch(_DROP(gid=gid), NOTIFY(), last=True)
 
 
 def _redo(gid: str, outcome: str) -> Program[None]:

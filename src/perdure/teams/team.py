@@ -14,7 +14,7 @@ from perdure.runs.execution.turn import ATTEMPTS, AgentOptions, member_name
 from perdure.runs.functions.specs import add_durable
 from perdure.runs.journal.entries import compress
 from perdure.runs.journal.rows import FINISHED
-from perdure.snapshots.handle import Snapshot, find_snapshot
+from perdure.snapshots.handle import Snapshot, find_snapshot, own_snapshot
 from perdure.snapshots.store import SnapshotStore
 from perdure.storage.program import Flow, Program, read, write
 from perdure.storage.twins import awaited, blocking
@@ -290,12 +290,7 @@ class Team(Handle):
     arewind = awaited(rewind)
 
     def _find(self, snapshot: TeamSnapshot | Snapshot | str) -> Flow[Snapshot]:
-        if isinstance(snapshot, str):
-            return (yield from find_snapshot(self._whole, snapshot))
-        stored = snapshot.snapshot if isinstance(snapshot, TeamSnapshot) else snapshot
-        if stored._context.driver is not self._context.driver:
-            raise UsageError("this snapshot belongs to another store: restore it there")
-        return Snapshot(self._whole, stored._row)
+        return own_snapshot(self._whole, snapshot.snapshot if isinstance(snapshot, TeamSnapshot) else snapshot)
 
     @blocking
     def get_snapshot(self, name: str) -> Flow[TeamSnapshot]:

@@ -39,7 +39,6 @@ _FENCE = Sql(
         changed_at = {now} WHERE tenant = :tenant AND run = :run""",
     seals=WAITS,
 )
-_CLOSE_ASKS = Sql("UPDATE ask SET status = 'closed' WHERE tenant = :tenant AND run = :run AND status = 'open'")
 _PUBLISH = Sql(
     """UPDATE run SET status = :status, wake_at = :wake_at, waiting = :waiting
     WHERE tenant = :tenant AND run = :run AND status = 'exported'""",
@@ -139,7 +138,7 @@ class RunMove:
         now = self._source.clock_us()
         for part in parts:
             key = {"tenant": tenant, "run": part.row.run}
-            yield Batch(_FENCE(**key, waiting=waiting, now=now), _CLOSE_ASKS(**key))
+            yield Batch(_FENCE(**key, waiting=waiting, now=now), rows.CLOSE_ASKS(**key))
         return True
 
     def _publish(self) -> Program[int]:

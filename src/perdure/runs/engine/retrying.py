@@ -17,12 +17,11 @@ from perdure.runs.engine.flows import check_no_task, locate
 from perdure.runs.execution.execution import Execution
 from perdure.runs.journal.entries import DIGEST_MASK, DONE, FAILED, Entry, Recorded, entry_digest, pack
 from perdure.runs.journal.index import JournalIndex, branch_of, is_call
-from perdure.runs.journal.journal import outcome_of, read_with_sum
+from perdure.runs.journal.journal import ADD_ENTRY, outcome_of, read_with_sum
 from perdure.runs.journal.keyed import check_single
 from perdure.runs.journal.rows import LOCK, NOT_ON_RECORD, JournalRow, JournalSum, is_swept
 from perdure.runs.journal.turns import take_turn
 from perdure.runs.run_table import RunRow
-from perdure.runs.tables import JOURNAL_BODY
 from perdure.storage.program import Batch, Flow, Program, Sql, read, write
 from perdure.threads.context import StoreContext
 
@@ -30,10 +29,6 @@ _RETRY = Sql(
     """UPDATE run SET status = 'queued', fence = fence + 1, owner = NULL, waiting = NULL, wake_at = 0, request = NULL,
         keep_until = NULL, entries = :entries, digest = :digest, seq = :last, changed_at = {now}, reopened_at = {now}
     WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'failed' RETURNING run"""
-)
-_REOPEN = Sql(
-    "INSERT INTO journal (tenant, run, seq, kind, body) VALUES (:tenant, :run, :seq, :kind, :body)",
-    seals={"body": JOURNAL_BODY},
 )
 
 
@@ -114,7 +109,7 @@ def _retry(tenant: int, row: RunRow, lines: list[JournalRow], total: JournalSum,
     if not taken:  # another process has changed the run since it was read
         [rows] = yield Batch(LOCK(**key), last=True)
         return RunRow._make(rows[0]).status
-    statements = [*(_REOPEN(**key, **line._asdict()) for line in lines), *take_turn(tenant, row)]
+    statements = [*(ADD_ENTRY(**key, **line._asdict()) for line in lines), *take_turn(tenant, row)]
     if statements:
         yield Batch(*statements, last=True)
     return "queued"

@@ -39,12 +39,11 @@ from perdure.runs.journal.entries import (
     entry_digest,
     pack,
 )
-from perdure.runs.journal.journal import FORK, FORK_NAME, Journal, Segment, paths_in, read_whole
+from perdure.runs.journal.journal import ADD_ENTRY, FORK, FORK_NAME, Journal, Segment, paths_in, read_whole
 from perdure.runs.journal.kinds import kind_of
 from perdure.runs.journal.rows import JournalRow, NewRun
 from perdure.runs.journal.standing import END, UNDO
 from perdure.runs.run_table import RunRow
-from perdure.runs.tables import JOURNAL_BODY
 from perdure.storage.program import Batch, Flow, Program, Rows, Sql, write
 from perdure.threads.checks import check_name
 from perdure.threads.context import StoreContext
@@ -53,10 +52,6 @@ from perdure.values.codec import encode
 
 Keys = Literal["new", "same"]
 APPROVE = "~approve"
-_ADD_ROW = Sql(
-    "INSERT INTO journal (tenant, run, seq, kind, body) VALUES (:tenant, :run, :seq, :kind, :body)",
-    seals={"body": JOURNAL_BODY},
-)
 _SET_SUM = Sql("UPDATE run SET entries = :count, digest = :digest, seq = :last WHERE tenant = :tenant AND run = :run")
 # Whether a child run or one of its descendants ran an effect.
 _CHILD_EFFECTS = Sql(
@@ -340,7 +335,7 @@ def _write(
             entry = out_of_line(entry)
         entries.append(entry)
     lines = [JournalRow(seq, CHANGE, pack(entry)) for seq, entry in enumerate(entries, plan.point + 1)]
-    statements += [_ADD_ROW(tenant=tenant, run=run, **line._asdict()) for line in lines]
+    statements += [ADD_ENTRY(tenant=tenant, run=run, **line._asdict()) for line in lines]
     total = sum(entry_digest(run, *line) for line in lines) & DIGEST_MASK
     statements.append(_SET_SUM(tenant=tenant, run=run, count=len(lines), digest=total, last=lines[-1].seq))
     yield Batch(*statements)

@@ -22,6 +22,10 @@ _ROWS = """SELECT seq, kind, body FROM journal WHERE tenant = :tenant AND run = 
     ORDER BY seq"""
 ROWS = Sql(_ROWS, opens={2: JOURNAL_BODY.at("run", 0, 1)}, tolerant=True)
 PAGE_OF_ROWS = Sql(f"{_ROWS} LIMIT :limit", opens={2: JOURNAL_BODY.at("run", 0, 1)}, tolerant=True)
+ADD_ENTRY = Sql(
+    "INSERT INTO journal (tenant, run, seq, kind, body) VALUES (:tenant, :run, :seq, :kind, :body)",
+    seals={"body": JOURNAL_BODY},
+)
 _SUM = Sql("SELECT entries, digest, seq FROM run WHERE tenant = :tenant AND run = :run")
 SEQ_MAX = 2**62
 FORK = "fork"  # the path of the entry that a fork's own journal begins with

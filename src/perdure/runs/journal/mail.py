@@ -15,6 +15,7 @@ import orjson
 from perdure.log.append import GuardedHead
 from perdure.runs.journal.rows import FINISHED, NEVER, FenceToken, untyped
 from perdure.runs.tables import INTENT, MAIL_HEADER, MAIL_VALUE
+from perdure.storage.prepared import NOTIFY as NOTIFY
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 from perdure.threads.save_engine import Moved, PreparedSave
 
@@ -128,7 +129,6 @@ _FULL = Sql(
     ORDER BY seq LIMIT 1 OFFSET :capacity"""
 )
 LOCK_RUNS = Sql("SELECT run FROM run WHERE tenant = :tenant AND run IN {numbers:runs} ORDER BY run {for_update}")
-NOTIFY = Sql(sqlite="SELECT 1", postgres="SELECT pg_notify(left('perdure_' || current_schema(), 63), '')")
 
 
 def about_of(header: bytes | None) -> dict[str, Any]:
