@@ -132,8 +132,10 @@ class NoProgress(PerdureError):
 
 
 class BatchRefused(PerdureError):
-    """What another store of a team sent was not taken, and nothing changed: it is forged, too large, or of another
-    team, or one of the two stores was put back to an old backup."""
+    """A batch of another store of a team was not taken, and nothing changed.
+
+    It is forged, too large, or of another team, or one of the two stores was put back to an old backup.
+    """
 
 
 class Damaged(PerdureError):
@@ -249,8 +251,10 @@ class NotApproved(RunError):
 
 
 class StepFailed(RunError):
-    """Stands for a recorded error whose class this process does not have, where it is only looked at: as a cause, or as
-    a text for a model. `type_name` names it. Where code might catch it, the run is stuck instead."""
+    """Stands for a recorded error whose class this process does not have, as a cause or as a text for a model.
+
+    `type_name` names the class. Where code might catch the error, the run is stuck instead.
+    """
 
     def __init__(self, message: str, *, type_name: str = "") -> None:
         super().__init__(message)

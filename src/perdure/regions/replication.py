@@ -168,9 +168,11 @@ class _Keys:
 
 
 def _read(plan: _Round, known: Sequence[CopiedTable], asked: _Keys, put: Put) -> Program[None]:
-    """Put the source's counter and the tenants of which something was erased; then what is to be done in the target, in
-    order: (what, table, rows). Where the source may lack rows that the target has, put ("ask", keys, condition); then
-    for each page of keys that is asked which of them are there."""
+    """Put the source's counter and the tenants of which something was erased, then the changes of the target.
+
+    A change is (what, table, rows). Where the source may lack rows that the target has, put ("ask", keys, condition),
+    and then, for each page of keys that the target asks about, those that are here.
+    """
     yield from check_sees_all()
     [[(number,)], tokens, erased, columns] = yield Batch(NUMBER(tenant=None), _TOKENS(), _ERASED(), TABLES())
     if lost := plan.tokens - {token for (token,) in tokens}:

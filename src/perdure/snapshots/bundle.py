@@ -104,8 +104,10 @@ def export(
 
 
 def check_bundle(place: Place, key: KeyPath | None = None) -> Bundle:
-    """Check a bundle, and with `key` (a public key, PEM) who signed it. Raises Damaged if any byte was changed, or if
-    it has more in it than Perdure puts there."""
+    """Check a bundle, and with `key` (a public key, PEM) who signed it.
+
+    Raises Damaged if any byte was changed, or if it has more in it than Perdure puts there.
+    """
     return _check(place, key)
 
 

@@ -1,5 +1,4 @@
-"""`snapshot.diff()`: the threads, runs, items, deployments and schedules that changed since a snapshot, or up to
-a later one.
+"""`snapshot.diff()`: what changed since a snapshot, or up to a later one.
 
 `changed_rows` finds them by two index reads of each table, whatever the store's size: the old form of a changed row is
 in the past table, and its new form is in the table or in a later past. A restore writes rows anew with old contents, so
@@ -204,8 +203,10 @@ def kind_of(then: object, now: object) -> Kind:
 
 
 def _threads(pairs: _Pairs, lines: set[Any]) -> tuple[dict[str, Kind], set[str]]:
-    """Return the changed threads, and the names of those that may hold the same: a restore wrote them, or only their
-    lines have changed."""
+    """Return the changed threads, and the names of those that may hold the same.
+
+    They may if a restore wrote them, or if only their lines have changed.
+    """
     kinds = _kinds(pairs, lambda row: row[1:4])
     maybe_same = lines - kinds.keys() - {None}
     for name, kind in kinds.items():

@@ -46,8 +46,10 @@ def _schedules(snapshot: Snapshot) -> ScheduleStore:
 
 
 class Snapshot(Handle):
-    """Everything that was committed at one instant: threads, runs, questions, memory. Read-only; the database keeps
-    what it can see until it is released."""
+    """Everything that was committed at one instant: threads, runs, questions, memory. Read-only.
+
+    The database keeps what it can see until it is released.
+    """
 
     def __init__(self, live: Store, row: SnapshotRow) -> None:
         self._live = live
@@ -193,8 +195,10 @@ class Snapshot(Handle):
         since: Snapshot | str | None = None,
         sign: str | os.PathLike[str] | None = None,
     ) -> Flow[Bundle]:
-        """Copy what this tenant had into a bundle that can be given away: a new file, or a new object
-        (`s3://bucket/name`). `perdure.ops.open_bundle` opens it, read-only, and refuses it if any byte was changed.
+        """Copy what this tenant had into a bundle that can be given away.
+
+        `file` is a new file or a new object (`s3://bucket/name`). `perdure.ops.open_bundle` opens it, read-only, and
+        refuses it if any byte was changed.
 
         `threads` and `runs` are ids or patterns (`support-*`), `namespaces` their labels, with all below; without any
         of the three it is everything. `since`: of that, the threads, runs and namespaces that have changed since an

@@ -152,8 +152,10 @@ def check_kept(*tokens: str) -> Program[None]:
 
 
 def problems(tenant: int, tables: Sequence[Table]) -> Program[list[str]]:
-    """Return what is wrong with the snapshots and with the versions of a tenant's rows, as sentences: epochs that were
-    changed, and rows of which a snapshot would show two versions."""
+    """Return what is wrong with the snapshots and with the versions of a tenant's rows, as sentences.
+
+    It finds epochs that were changed, and rows of which a snapshot would show two versions.
+    """
     if not (yield from installed()):
         return []
     [snapshots, [(epoch, held)]] = yield Batch(_SELECT(), _EPOCH())

@@ -61,9 +61,11 @@ class SnapshotStore(Handle):
         keep_until: datetime | None = None,
         who: str | None = None,
     ) -> Flow[Snapshot]:
-        """Freeze the whole store, all tenants, at this instant. It takes milliseconds, however much is stored: from
-        here on the first change of a row keeps the old one, until the snapshot is released or `keep_until` is past.
-        Without a name it is snapshot-1, snapshot-2, … `who` is recorded in `ops.actions()`."""
+        """Freeze the whole store, all tenants, at this instant. It takes milliseconds, however much is stored.
+
+        From here on the first change of a row keeps the old one, until the snapshot is released or `keep_until` is
+        past. Without a name it is snapshot-1, snapshot-2, … `who` is recorded in `ops.actions()`.
+        """
         return self.taking(name, note, keep_until, who)
 
     asnapshot = awaited(snapshot)

@@ -112,8 +112,10 @@ class TeamPlace(NamedTuple):
 
 
 def load(place: TeamPlace) -> Generator[Batch, list[Rows], Member]:
-    """Return this store's part in the team, and keep snapshots away until the transaction ends. Raises NotFound, and
-    Busy while the team is restored."""
+    """Return this store's part in the team, and keep snapshots away until the transaction ends.
+
+    Raises NotFound, and Busy while the team is restored.
+    """
     yield Batch(_KEEP_SNAPSHOTS_AWAY())
     [parts] = yield Batch(_PART(**place.key))  # its lock is waited for before the marks are read
     if not parts:

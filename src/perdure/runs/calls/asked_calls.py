@@ -37,8 +37,10 @@ def masked_arguments(call: StepCall) -> dict[str, Any]:
 
 
 def _head(value: Any, most: int) -> Any:
-    """Return the beginning of a text, and of each text and collection in plain data. Masking takes long, and no more
-    than that is shown."""
+    """Return the beginning of a text, and of each text and collection in plain data.
+
+    Masking takes long, and no more than that is shown.
+    """
     if isinstance(value, str | bytes):
         return value[:most]
     if isinstance(value, Mapping):

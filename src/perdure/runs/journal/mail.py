@@ -147,8 +147,11 @@ class MailRow(NamedTuple):
 
     @property
     def about(self) -> dict[str, Any]:
-        """The header: its call (reply, turn), how often it was given up and the keys of the effects that were undone
-        then (given_up, undone), why it is dead (error, at), a nonce."""
+        """The header.
+
+        It has its call (reply, turn), how often it was given up, and the keys of the effects that were undone then
+        (given_up, undone), why it is dead (error, at), and a nonce.
+        """
         return about_of(self.header)
 
 
