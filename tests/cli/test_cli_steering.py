@@ -53,7 +53,10 @@ def test_a_question_about_an_effect_shows_the_call(run: Run, store: perdure.Stor
     assert f"call        {call}" in run("run", "show", "refund")[1]
     [found] = lines(run("questions", "--json")[1])
     assert (found["effect"], found["arguments"]) == ("refund", {"cents": 900, "api_token": "***"})
-    assert run("answer", "refund", "true")[1] == f"{call}: true. Answered. A worker will resume refund.\n"
+    assert (
+        run("answer", "refund", "true")[1]
+        == f"{call}: true. Answered. A worker resumes refund, or the line that started it.\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -115,7 +118,7 @@ def test_a_doubt_is_settled_as_done(run: Run, doubt: perdure.Run, store: perdure
     assert run("run", "resolve", "doubt", "1")[0] == 2
     assert run("run", "resolve", "doubt", "1", "--done", "B-7", "--who", "maria") == (
         0,
-        "step 1 of doubt counts as done; a worker will resume the run\n",
+        "step 1 of doubt counts as done; a worker continues it, or the line that started it\n",
         "",
     )
     assert store.run(app.doubtful, "NYC", id="doubt").result() == "B-7"
@@ -216,6 +219,26 @@ def test_undo_undoes_the_effects_of_a_run(run: Run, store: perdure.Store, app: M
     with pytest.raises(perdure.RunUndone):
         store.run(app.doubtful, "NYC", id="trip").result()
     assert run("run", "undo", "trip")[1] == "trip had ended before (undone): there is nothing to undo\n"
+
+
+def test_undoing_a_run_without_an_undo_says_that_its_effects_stand(run: Run, store: perdure.Store) -> None:
+    @perdure.effect(name="cli-mailed")
+    def mail() -> None:
+        pass
+
+    @perdure.durable(name="cli-mails", version="1")
+    def mails() -> None:
+        mail()
+
+    store.run(mails, id="news")
+    said = "news will end as undone, but none of its effects has an undo: what they did stands\n"
+    assert run("run", "undo", "news") == (0, said, "")
+
+
+def test_a_retried_run_says_who_continues_it(run: Run, store: perdure.Store, app: ModuleType) -> None:
+    store.run(app.sold_out, "NYC", id="trip")
+    said = "trip is queued now: a worker continues it, or the line that started it\n"
+    assert run("run", "retry", "trip") == (0, said, "")
 
 
 def test_cancelling_a_run_says_who_undoes_it(run: Run, store: perdure.Store, app: ModuleType) -> None:

@@ -25,6 +25,11 @@ def greet(who):
 """
 
 
+@perdure.durable
+def hello() -> str:
+    return "hello"
+
+
 def without(*modules: str) -> list[str]:
     """The command line of an installation that lacks these modules."""
     gone = "; ".join(f"sys.modules[{name!r}] = None" for name in modules)
@@ -39,6 +44,7 @@ def where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "stumble_app.py").write_text(APP)
     with perdure.open("agent.db") as store:
         store.thread("alice").save({"n": 1})
+        store.run(hello, id="hello")
     return tmp_path
 
 
@@ -96,6 +102,12 @@ def test_a_drill_that_cannot_begin_is_one_line(
         (["fork"], 2, "did you mean `perdure run fork` or `perdure thread fork`?"),
         (["run", "list"], 2, "did you mean `perdure runs`?"),
         (["thread", "pni"], 2, "there is no command 'pni'; did you mean `perdure thread pin`"),
+        (["init"], 2, "there is no command 'init'; `perdure --help` lists all"),
+        (["key", "make"], 2, "there is no command 'make'; `perdure key --help` lists all"),
+        (["run", "trip-42"], 2, "`perdure run show trip-42` shows a run"),
+        (["run", "steps", "trip-42"], 2, "did you mean `perdure steps`?"),
+        (["run", "show", "alice"], 3, "there is no run 'alice', but a thread: `perdure log alice`"),
+        (["log", "hello"], 3, "there is no thread 'hello', but a run: `perdure run show hello`"),
         (["log", "alice", "b"], 2, "unexpected extra argument (b); see `perdure log --help`"),
         (["--limit", "3", "log", "alice"], 2, "--limit"),
         (["thread", "unpin", "alice", "--name", "x"], 3, "no pin 'x'"),

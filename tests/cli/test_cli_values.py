@@ -114,7 +114,7 @@ def test_a_wrong_option_names_the_help_of_its_own_command(capsys: pytest.Capture
     ("argv", "words"),
     [
         (["lgo"], "did you mean `perdure log`?"),
-        (["xyzzy"], "`perdure --help` lists them"),
+        (["xyzzy"], "`perdure --help` lists all"),
         (["log"], "Missing argument 'THREAD'; see `perdure log --help`"),
         (["log", "a", "--branch"], "--branches"),
         (["log", "a", "--limit", "x"], "'x' is not a valid integer"),

@@ -51,7 +51,7 @@ def test_two_people_are_a_quorum_and_one_is_not(store: perdure.Store, client: Ca
     assert "eve" in visitor.notice("answer", **form)
     assert "who may not answer this" in visitor.get("/").text
     visitor.headers["x-user"] = "bo"
-    assert visitor.notice("answer", **form) == "Answered. A worker will resume news."
+    assert visitor.notice("answer", **form) == "Answered. A worker resumes news, or the line that started it."
     assert run.result(timeout_s=10) is True
 
 

@@ -37,7 +37,7 @@ def test_an_answer_by_option_ends_the_run(
     assert len(store.questions()) == 1
     page.get_by_role("button", name="Answer").click()
     page.get_by_role("dialog").get_by_role("button", name="Answer").click()
-    expect(page.locator(".note")).to_have_text("Answered. A worker will resume trip.")
+    expect(page.locator(".note")).to_have_text("Answered. A worker resumes trip, or the line that started it.")
     assert run.result(timeout_s=10) == "Rome-2"
 
 
@@ -52,7 +52,7 @@ def test_an_answer_by_form_without_script_ends_the_run(
     page.get_by_role("button", name="Answer").click()
     expect(page.locator("#confirm code")).to_contain_text('"seats": 12')
     page.get_by_role("button", name="Answer").click()
-    expect(page.locator(".note")).to_have_text("Answered. A worker will resume onboard.")
+    expect(page.locator(".note")).to_have_text("Answered. A worker resumes onboard, or the line that started it.")
     assert run.result(timeout_s=10) == {"plan": "company", "seats": 12, "sso": True}
 
 

@@ -35,6 +35,16 @@ class Agent:
         self.run: Any = agent
 
 
+def test_an_error_that_ends_with_a_full_stop_gets_no_second_one(lab: Lab) -> None:
+    @lab.durable
+    async def agent() -> None:
+        raise ValueError("Missing credentials.")
+
+    with pytest.raises(perdure.RunFailed, match=r"Missing credentials\. `perdure run retry r`") as caught:
+        lab.run(agent, id="r").result()
+    assert caught.value.error == "ValueError: Missing credentials."
+
+
 def test_a_defect_leaves_effects_standing_and_the_run_continues_after_a_fix(lab: Lab) -> None:
     agent = Agent(lab)
     run = lab.run(agent.run, id="r")

@@ -55,6 +55,16 @@ def timed_out(lab: Lab, run: perdure.Run) -> str:
     return str(caught.value)
 
 
+def test_a_run_whose_process_was_killed_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is running until somebody claims it, and nobody may have started a worker."""
+    killed = tmp_path / "killed.py"
+    killed.write_text(AGENT.replace("def search(city):\n", f"def search(city):\n{KILLED}"))
+    assert subprocess.run([sys.executable, killed], cwd=tmp_path, check=False).returncode == -9
+    for command in (["runs"], ["run", "show", "trip-42"]):
+        assert main([*command, "--store", str(tmp_path / "agent.db")]) == 0
+        assert "a worker: its process has ended" in capsys.readouterr().out
+
+
 def test_an_agent_killed_while_it_books_says_what_it_waits_for(tmp_path: Path) -> None:
     """Without any logging set up, on stderr. The command that it names ends the wait."""
     booked = '    return f"booked {flight}"\n'

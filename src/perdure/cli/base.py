@@ -285,14 +285,29 @@ class CommandGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in self.commands and not args[0].startswith("-"):
-            known = {name: name.split()[-1] for name in command_names(root)}
-            near = [args[0]] if args[0] in known.values() else difflib.get_close_matches(args[0], known.values(), n=1)
-            meant = [f"`perdure {name}`" for name, last in known.items() if last in near]
-            if args[0] in ("list", "ls") and f"{self.name}s" in known:
-                meant = [f"`perdure {self.name}s`"]
-            hint = f"did you mean {' or '.join(meant)}?" if meant else f"`{ctx.command_path} --help` lists them"
-            raise UsageError(f"there is no command {args[0]!r}; {hint}")
+            raise UsageError(f"there is no command {args[0]!r}; {self._hint(ctx, args[0])}")
         return super().resolve_command(ctx, args)
+
+    def _hint(self, ctx: click.Context, word: str) -> str:
+        """Return what may have been meant by a word that is no command of this group."""
+        path = ctx.command_path
+        if meant := self._similar(word):
+            return f"did you mean {' or '.join(f'`perdure {name}`' for name in meant)}? `{path} --help` lists all"
+        if self is not root and "show" in self.commands:  # a run is named without a verb
+            return f"`{path} show {quote(word)}` shows a {self.name}, and `{path} --help` lists all commands"
+        return f"`{path} --help` lists all"
+
+    def _similar(self, word: str) -> list[str]:
+        """Return the full names of the commands that a word is most like."""
+        if word in ("list", "ls") and f"{self.name}s" in root.commands:
+            return [f"{self.name}s"]
+        known = {name: name.split()[-1] for name in command_names(root)}
+        own = {name: last for name, last in known.items() if " " not in name or name.startswith(f"{self.name} ")}
+        # In a group, other groups are not searched: `key create` has nothing to do with `store create`.
+        every = own if self is not root else known
+        meant = [word] if word in every.values() else difflib.get_close_matches(word, every.values(), n=1, cutoff=0.8)
+        meant = meant or difflib.get_close_matches(word, own.values(), n=1, cutoff=0.65)
+        return [name for name, last in every.items() if last in meant]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         sections: dict[str, list[tuple[str, str]]] = {}

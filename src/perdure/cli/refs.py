@@ -9,6 +9,7 @@ import heapq
 import re
 from collections.abc import Iterator
 from itertools import islice
+from shlex import quote
 from typing import TYPE_CHECKING
 
 from perdure.cli.base import REF_HELP
@@ -24,14 +25,24 @@ _REF = re.compile(rf"(?P<base>head|@\d{{1,18}}|{_UUID}|[0-9a-z]{{13}})(?P<back>~
 
 
 def existing(store: Store, name: str) -> Thread:
-    """Return the handle of an existing thread. Raises NotFound, which suggests a similar name."""
+    """Return the handle of an existing thread. Raises NotFound, which suggests a run of that id or a similar name."""
     thread = store.thread(name)
     try:
         thread.info()
     except NotFound:
+        if _is_run(store, name):
+            raise NotFound(f"there is no thread {name!r}, but a run: `perdure run show {quote(name)}`") from None
         names = [info.name for info in store.threads(limit=NAMES_COMPARED)]
         raise NotFound(nearest("thread", name, names, "perdure threads")) from None
     return thread
+
+
+def _is_run(store: Store, name: str) -> bool:
+    try:
+        store.get_run(name)
+    except NotFound:
+        return False
+    return True
 
 
 def resolve(thread: Thread, ref: str | None) -> Checkpoint:

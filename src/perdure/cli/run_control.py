@@ -17,6 +17,8 @@ from perdure.errors import AnswerRefused, UsageError
 if TYPE_CHECKING:
     from perdure import Question, Run, Store
 
+RESUMED = "a worker continues it, or the line that started it"
+
 
 @command(root, "Runs", "perdure answer trip-42 LH400\nperdure answer trip-42 4 true --who maria")
 @click.argument("run")
@@ -52,7 +54,7 @@ def answer(cli: Invocation, store: Store, run: str, step_and_value: tuple[str, .
             raise refused from None
     call = call_of(question) if question is not None else ""
     noted = f"Noted. {plural(answered.missing, 'more answer')} of the same kind needed."
-    resumed = f"A worker will resume {run}"
+    resumed = f"A worker resumes {run}, or the line that started it"
     if is_graph or (question is not None and question.thread is not None):
         resumed = "A worker that was given the graph resumes it, or invoke it again"
     outcome = f"Answered. {resumed}." if answered.settled else noted
@@ -116,7 +118,7 @@ def resolve(cli: Invocation, store: Store, run: str, step: str, done: str | None
     else:
         handle.resolve(step, done=parse_value(done), who=who)
     verdict = "not done" if not_done else "done"
-    then = "run its graph again" if handle.refresh().function.startswith(TASK) else "a worker will resume the run"
+    then = "run its graph again" if handle.refresh().function.startswith(TASK) else RESUMED
     cli.result(f"step {step} of {run} counts as {verdict}; {then}", run=run, step=step, resolved=verdict)
 
 
@@ -153,6 +155,8 @@ def _request(cli: Invocation, run: Run, name: str, **options: Any) -> int:
     is_changed = True
     if status == "running":
         text = f"{run.id} is running: its process will {name} it, or the worker that takes it over"
+    elif name == "undo" and status == "queued" and not run.can_undo():
+        text = f"{run.id} will end as undone, but none of its effects has an undo: what they did stands"
     elif status == "queued" and name in ("cancel", "undo"):
         first = " before it is cancelled" if name == "cancel" else ""
         text = (
@@ -164,7 +168,7 @@ def _request(cli: Invocation, run: Run, name: str, **options: Any) -> int:
         state = f"had ended before ({status})" if status in FINISHED else f"is {status}"
         text = f"{run.id} {state}: there is nothing to {name}"
     else:
-        text = f"{run.id} is {status} now"
+        text = f"{run.id} is {status} now" + (f": {RESUMED}" if status == "queued" else "")
     cli.result(text, run=run.id, before=before, status=status)
     return OK if is_changed else NO
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from datetime import UTC, datetime
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -21,10 +21,12 @@ _WIDTH = 100
 
 
 def existing_run(store: Store, name: str) -> Run:
-    """Return the handle of an existing run. Raises NotFound, which suggests a similar id."""
+    """Return the handle of an existing run. Raises NotFound, which suggests a thread of that name or a similar id."""
     try:
         return store.get_run(name)
     except NotFound:
+        if _is_thread(store, name):
+            raise NotFound(f"there is no run {name!r}, but a thread: `perdure log {quote(name)}`") from None
         ids = [info.id for info in store.runs(limit=IDS_COMPARED)]
         raise NotFound(nearest("run", name, ids, "perdure runs")) from None
 
@@ -34,10 +36,15 @@ def existing_asker(store: Store, name: str) -> Run | None:
     try:
         return store.get_run(name)
     except NotFound:
-        with suppress(NotFound):
-            store.thread(name).info()
-            return None
-    return existing_run(store, name)
+        return None if _is_thread(store, name) else existing_run(store, name)
+
+
+def _is_thread(store: Store, name: str) -> bool:
+    try:
+        store.thread(name).info()
+    except NotFound:
+        return False
+    return True
 
 
 @command(
@@ -74,7 +81,7 @@ def runs(
     now = datetime.now(UTC)
 
     def row(info: RunInfo) -> list[str]:
-        waits = shorten(_waits_for(info), 2 * _WIDTH)
+        waits = shorten(_waits_for(store, info), 2 * _WIDTH)
         return [info.id, info.status, info.function, ago(info.changed_at, now), waits, shown_tags(info.tags)]
 
     empty = "no runs match" if where else "no runs in this store yet"
@@ -116,7 +123,7 @@ def show_run(cli: Invocation, store: Store, run: str) -> None:
         "changed": local(info.changed_at),
         "claimed": plural(info.attempts, "time"),
         "steps": str(len(steps)),
-        "waits for": _waits_for(info),
+        "waits for": _waits_for(store, info),
         "result": shorten(to_json(outcome["result"]), _WIDTH) if "result" in outcome else "",
         "error": outcome.get("error", ""),
     }
@@ -298,8 +305,12 @@ def tail(cli: Invocation, store: Store, run: str) -> None:
         cli.line(at, f"{event.kind:<6}", event.path, event.name, value)
 
 
-def _waits_for(info: RunInfo) -> str:
-    from perdure.runs.engine.waiting import waits_for
+def _waits_for(store: Store, info: RunInfo) -> str:
+    from perdure.runs.engine.runtime import runtime_of
+    from perdure.runs.engine.waiting import resumer, waits_for
+
+    if info.status == "running" and info.owner is not None and runtime_of(store._context).owner.is_dead(info.owner):
+        return f"{resumer(info)}: its process has ended"
 
     until = f" until {local(info.wake_at)}" if info.wake_at is not None else ""
     return f"{waits_for(info)}{until}".strip()

@@ -82,7 +82,7 @@ class DrillReport:
         same = self.same_result == self.trials
         return [
             ("effects done twice", f"{self.effects_twice}", self.effects_twice == 0),
-            ("effects not marked", f"{len(self.unmarked)}", not self.unmarked),
+            ("effects without @perdure.effect", f"{len(self.unmarked)}", not self.unmarked),
             ("result equal to the undisturbed run", f"{self.same_result} of {self.trials}", same),
         ]
 
@@ -90,7 +90,7 @@ class DrillReport:
         rows = self.rows()
         lines = [f"drill of {self.function}: {'passed' if self.ok else 'FAILED'}"]
         lines += [f"  {'ok ' if good else 'BAD'} {label:<36} {figure}" for label, figure, good in rows]
-        lines += [f"  not marked as an effect: {effect}" for effect in self.unmarked]
+        lines += [f"  without @perdure.effect: {effect}" for effect in self.unmarked]
         if self.undisturbed_error:
             lines += [f"  the undisturbed run failed, and so must every trial: {self.undisturbed_error}"]
         for failure in self.failures[:3]:

@@ -129,7 +129,7 @@ async def _give(view: PageView, question: Question, value: Any) -> str:
     if receipt.settled and question.thread is not None:
         return f"Answered. A worker that was given the graph resumes {question.thread}, or invoke it again."
     if receipt.settled:
-        return f"Answered. A worker will resume {question.run}."
+        return f"Answered. A worker resumes {question.run}, or the line that started it."
     return f"Noted. {receipt.missing} more of the same kind needed for {question.run}."
 
 

@@ -75,7 +75,7 @@ def _effects(runs: int, intents: int, open_: int) -> Finding:
         message = f"{plural(intents, 'effect')} in the newest {plural(runs, 'run')}: saved before each began{after}"
         return Finding("effects", "ok", message)
     message = "no effect is recorded: a crash would not show which calls to the outside had begun"
-    hint = "mark calls that change something outside with @perdure.effect, also in nodes; see how-to/effects"
+    hint = "mark calls that change something outside with @perdure.effect, also in nodes; see docs/how-to/effects.md"
     return Finding("effects", "note", message, hint)
 
 
@@ -85,7 +85,7 @@ def _reconcile(doubts: int) -> Finding:
         message = f"no effect of the last {_DOUBT_DAYS} days needed a person to find out whether it had happened"
         return Finding("reconcile", "ok", message)
     message = f"{plural(doubts, 'effect')} of the last {_DOUBT_DAYS} days needed a person to find out what happened"
-    hint = "give effects a reconcile= that asks the receiver before a retry; see how-to/effects"
+    hint = "give effects a reconcile= that asks the receiver before a retry; see docs/how-to/effects.md"
     return Finding("reconcile", "warning", message, hint)
 
 

@@ -102,7 +102,7 @@ def _caps(policies: dict[tuple[int, str], MemoryPolicy]) -> Flow[list[Finding]]:
     message = (
         f"{plural(len(near), 'namespace')} within 10 % of the cap, such as {near[0]}: the oldest items will be removed"
     )
-    return [Finding("memory", "note", message, "pin what must stay; see how-to/memory-caps")]
+    return [Finding("memory", "note", message, "pin what must stay; see docs/how-to/memory-caps.md")]
 
 
 def _samples(
@@ -127,7 +127,7 @@ def _samples(
     findings = []
     if growing:
         message = f"{plural(len(growing), 'large namespace')} without a cap or an expiry, such as {growing[0]}"
-        hint = 'if it may not grow for ever: store.memory("…").policy(max_items=…), see how-to/memory-caps'
+        hint = 'if it may not grow for ever: store.memory("…").policy(max_items=…), see docs/how-to/memory-caps.md'
         findings.append(Finding("memory", "note", message, hint))
     if models and without:
         message = f"{without:,} of the newest {looked_at:,} items have no vector: a search finds them by words only"
@@ -137,7 +137,7 @@ def _samples(
         findings.append(Finding("memory", "warning", message, _REEMBED))
     large = [space for space in spaces if space.items > LARGE_ITEMS]
     if large and models and searcher_of(ctx).index is None:
-        hint = "if that takes too much memory, open with search_index=QdrantIndex(…); see how-to/embedders"
+        hint = "if that takes too much memory, open with search_index=QdrantIndex(…); see docs/how-to/embedders.md"
         findings.append(Finding("memory", "note", f"each process that searches {large[0]} keeps its vectors", hint))
     return findings
 

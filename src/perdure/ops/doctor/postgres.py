@@ -68,7 +68,7 @@ def durability(ctx: StoreContext) -> Flow[list[Finding]]:
         return [Finding("durability", "warning", message, hint)]
     if values.get("synchronous_commit") == "remote_apply" and not values.get("synchronous_standby_names"):
         message = "this store waits for a standby, and the server names none: a commit is on one server alone"
-        hint = "set synchronous_standby_names on the primary, and reload (how-to/postgresql)"
+        hint = "set synchronous_standby_names on the primary, and reload (docs/how-to/postgresql.md)"
         return [Finding("durability", "problem", message, hint)]
     message = (
         f"fsync and full_page_writes are on, synchronous_commit is {values.get('synchronous_commit', 'not visible')}"
@@ -94,7 +94,7 @@ def roles(ctx: StoreContext) -> Flow[list[Finding]]:
     from perdure.storage.postgres.tenants import tenant_security
 
     security = yield Transaction(tenant_security)
-    hint = "`perdure store role app NAME` makes a role that sees one tenant at a time (how-to/postgresql)"
+    hint = "`perdure store role app NAME` makes a role that sees one tenant at a time (docs/how-to/postgresql.md)"
     if security.gaps:
         message = f"row-level security is not in force on {', '.join(security.gaps)}"
         return [

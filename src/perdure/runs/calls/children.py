@@ -233,7 +233,8 @@ def outcome_error(status: str, run_id: str, outcome: bytes | None, codec: Codec)
         if described.get("stands"):
             advice = f"What it did stands: {advice}, `perdure run undo {run_id}` undoes it"
         advice = f". {advice}"
-    failed = RunFailed(f"run {run_id!r} failed: {reason}{lasting}{advice}", error=reason)
+    shown = reason.removesuffix(".") if lasting or advice else reason  # many messages end with a full stop of their own
+    failed = RunFailed(f"run {run_id!r} failed: {shown}{lasting}{advice}", error=reason)
     if described.get("type"):
         failed.__cause__ = rebuilt(described, codec)
     return failed

@@ -33,11 +33,15 @@ def waits_for(info: RunInfo) -> str:
     """Return what a run waits for, in one line; "" if it waits for nothing."""
     what = info.waiting_for
     if info.status == "waiting" and info.is_due:
-        who = "its graph to be run again" if info.function.startswith(TASK) else "a worker"
-        return f"answered, waiting for {who}" if _of_people(what) else who
+        return f"answered, waiting for {resumer(info)}" if _of_people(what) else resumer(info)
     if info.status == "paused" and not _of_people(what):  # paused by an operator while it waited, or before it ran
         return "perdure run resume"
     return "" if what is None else what.shown
+
+
+def resumer(info: RunInfo) -> str:
+    """Return what continues a run that is free."""
+    return "its graph to be run again" if info.function.startswith(TASK) else "a worker"
 
 
 def _of_people(what: Waiting | None) -> list[Waiting]:

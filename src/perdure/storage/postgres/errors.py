@@ -103,7 +103,9 @@ def unknown(reason: str, target: ConnectionTarget) -> OutcomeUnknown:
 
 def not_opened(error: psycopg.Error, target: ConnectionTarget) -> StoreError:
     """Return the error for a failed first connection. libpq's text names host, port and user, not the password."""
-    said = " ".join(str(error).split())
+    # A line for each host. After a refused connection libpq adds a question, which the advice below answers.
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if "Is the server running" not in line]
+    said = "; ".join(line for line in lines if line)
     # A refused connection has no SQLSTATE. These two texts are the server's, by default in English.
     if "the database system is" in said or "too many clients" in said:
         return Unavailable(f"{target} takes no connections now: {said}")
