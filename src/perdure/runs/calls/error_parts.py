@@ -281,20 +281,38 @@ def _made_requests_response(cls: Any, kept: dict[str, Any]) -> Any:
 
 
 def _validation_error(error: Any) -> dict[str, Any]:
-    return {"title": error.title, "lines": [dict(line) for line in error.errors(include_url=False)]}
+    title, lines, *how = error.__reduce__()[1]  # alone says what was validated (Python or JSON) and whether inputs show
+    return {"title": title, "lines": [_validation_line(line) for line in lines], "how": how}
+
+
+def _validation_line(line: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: line[key] for key in ("type", "loc", "input", "ctx") if key in line}
+    if not isinstance(line["type"], str):  # a custom error
+        kept |= {"type": line["type"].type, "template": line["type"].message_template}
+    return kept | {"shown": _shown(line["input"])}
+
+
+def _shown(value: Any) -> list[str]:
+    """Return what the text of a ValidationError says of an input: its class, and its first and last 25 characters."""
+    try:
+        text = repr(value)
+    except Exception:  # shown as pydantic does
+        text = f"<unprintable {type(value).__qualname__} object>"
+    return [type(value).__qualname__, text if len(text) <= 100 else text[:50] + text[-50:]]
 
 
 def _made_validation_error(cls: Any, kept: dict[str, Any]) -> Any:
     core = import_module("pydantic_core")
     lines = []
     for line in kept["lines"]:
-        kind, context = line["type"], line.get("ctx") or {}
-        try:
-            core.PydanticKnownError(kind, context or None)
-        except (KeyError, TypeError, ValueError):  # a custom error type
-            kind = core.PydanticCustomError(kind, line["msg"], context or None)
-        lines.append({"type": kind, "loc": tuple(line["loc"]), "input": line.get("input"), "ctx": context})
-    error = cls.from_exception_data(kept["title"], lines)
+        made_line = {key: line[key] for key in ("type", "input", "ctx") if key in line} | {"loc": tuple(line["loc"])}
+        if "template" in line:
+            made_line["type"] = core.PydanticCustomError(line["type"], line["template"], line.get("ctx"))
+        if type(line["input"]) in (Lost, dict, list, tuple) and _shown(line["input"]) != line["shown"]:
+            name, text = line["shown"]  # it is lost, or a part of it is: the error's text must be the same
+            made_line["input"] = type(name, (Lost,), {"__slots__": ()})("the input of a ValidationError", text=text)
+        lines.append(made_line)
+    error = cls.from_exception_data(kept["title"], lines, *kept["how"])
     error.args = ()
     return error
 
