@@ -30,17 +30,22 @@ def _walk(following: str, goes_on: str, result: str, **options: Any) -> Sql:
     """Return SQL that follows a line from the record :id on. `following`: the id that comes after a record `r`.
 
     Ids shrink along the way, so damaged pointers form no circle. Each row is looked up by its key: PostgreSQL would
-    read the whole tree if its statistics are old, and SQLite if `line` were not read first."""
-    step = f"FROM line l CROSS JOIN {{}} WHERE {{}}l.following < l.id AND {goes_on}"
+    read the whole tree if its statistics are old, and SQLite at a snapshot, where `record` is a union."""
     text = f"""WITH RECURSIVE line (id, step, following) AS (
         SELECT r.id, r.step, {following} FROM record r WHERE {_OF_TREE} :id
         UNION ALL
-        SELECT r.id, r.step, {following} {{step}})
+        SELECT {{step}})
     SELECT {result}"""
-    by_key = f"{_OF_TREE} l.following"
+    by_key = f"FROM record r WHERE {_OF_TREE} l.following"
+    values = f"l.following, (SELECT r.step {by_key}), (SELECT {following} {by_key})"
     return Sql(
-        sqlite=text.format(step=step.format("record r", f"{by_key} AND ")),
-        postgres=text.format(step=step.format(f"LATERAL (SELECT * FROM record r WHERE {by_key} OFFSET 0) r", "")),
+        sqlite=text.format(
+            step=f"{values} FROM line l WHERE l.following < l.id AND EXISTS (SELECT 1 {by_key} AND {goes_on})"
+        ),
+        postgres=text.format(
+            step=f"r.id, r.step, {following} FROM line l CROSS JOIN LATERAL (SELECT * {by_key} OFFSET 0) r "
+            f"WHERE l.following < l.id AND {goes_on}"
+        ),
         **options,
     )
 

@@ -64,14 +64,15 @@ _RANGE = Sql(
     opens={3: DIFF},
     tolerant=True,
 )
+# Subqueries instead of a join, for the same reason, also in `_HISTORY`. SQLite would read the whole tree at each step.
+_OF_BASE = "FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = c.base"
 # `c.base < c.id`: a base is older than what is built on it. Damaged pointers must not form a circle.
 _FOLLOW = Sql(
     f"""WITH RECURSIVE chain (id, base, keyframe, body) AS (
         SELECT id, base, keyframe, body FROM record WHERE {_THIS}
         UNION ALL
-        SELECT r.id, r.base, r.keyframe, r.body FROM chain c
-        CROSS JOIN record r
-        WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = c.base AND c.keyframe = 0 AND c.base < c.id)
+        SELECT c.base, (SELECT r.base {_OF_BASE}), (SELECT r.keyframe {_OF_BASE}), (SELECT r.body {_OF_BASE})
+        FROM chain c WHERE c.keyframe = 0 AND c.base < c.id)
     SELECT c.id, c.base, c.keyframe, (SELECT b.diff FROM body b WHERE b.tenant = :tenant AND b.id = c.body)
     FROM chain c
     WHERE c.body IS NOT NULL ORDER BY c.id DESC""",
@@ -252,17 +253,19 @@ def recover_key(
 
 # Erased records are skipped and do not count. CROSS JOIN makes SQLite read `line` first. It cannot know how many rows
 # that has, and would scan all records of the tree for each of them.
+# Sorted by a column of the result, which a union allows without being built first. Parents have smaller ids.
+_AT = "FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id"
 _HISTORY = Sql(
     f"""WITH RECURSIVE line (at_id, depth) AS (
         SELECT CAST(:id AS bigint), 0
         UNION ALL
-        SELECT r.parent, l.depth + CASE r.keyframe WHEN {ERASED} THEN 0 ELSE 1 END FROM line l
-        CROSS JOIN record r
-        WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id AND r.parent IS NOT NULL AND r.parent < r.id
-            AND l.depth + CASE r.keyframe WHEN {ERASED} THEN 0 ELSE 1 END < :limit)
+        SELECT (SELECT r.parent {_AT} AND r.parent < r.id),
+            l.depth + (SELECT CASE r.keyframe WHEN {ERASED} THEN 0 ELSE 1 END {_AT})
+        FROM line l WHERE l.depth < :limit AND l.at_id IS NOT NULL)
     SELECT {R_COLUMNS} FROM line l
     CROSS JOIN record r
-    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id AND r.keyframe <> {ERASED} ORDER BY l.depth""",
+    WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = l.at_id AND l.depth < :limit AND r.keyframe <> {ERASED}
+    ORDER BY r.id DESC""",
     opens=RECORD_ENCRYPTED,
     tolerant=True,
 )

@@ -103,6 +103,7 @@ def hash_holds(record: Record, parent_hash: bytes, content: bytes) -> bool:
 
 # For a recursive query: `needed` has all records that a thread consists of, whichever thread wrote them. An index finds
 # the records of a fork. The first thread of a tree has no such index, because each of its saves would pay for it.
+# Subqueries instead of a join: at a snapshot `record` is a union, which SQLite would read whole at each step.
 RECORDS_OF_THREAD = """needed (id) AS (
     SELECT id FROM record WHERE tenant = :tenant AND thread = :thread AND thread <> tree AND tree = :tree
     UNION SELECT id FROM record WHERE CAST(:thread AS bigint) = CAST(:tree AS bigint)
@@ -112,7 +113,8 @@ RECORDS_OF_THREAD = """needed (id) AS (
     UNION SELECT record FROM label WHERE tenant = :tenant AND thread = :thread
     UNION SELECT record FROM pin WHERE tenant = :tenant AND thread = :thread
     UNION SELECT base FROM write WHERE tenant = :tenant AND thread = :thread
-    UNION SELECT CASE way.n WHEN 0 THEN r.parent WHEN 1 THEN r.base ELSE r.key END
-        FROM needed CROSS JOIN record r
-        CROSS JOIN (SELECT 0 AS n UNION ALL SELECT 1 UNION ALL SELECT 2) way
-        WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = needed.id)"""
+    UNION SELECT CASE way.n
+        WHEN 0 THEN (SELECT r.parent FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = needed.id)
+        WHEN 1 THEN (SELECT r.base FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = needed.id)
+        ELSE (SELECT r.key FROM record r WHERE r.tenant = :tenant AND r.tree = :tree AND r.id = needed.id) END
+        FROM needed CROSS JOIN (SELECT 0 AS n UNION ALL SELECT 1 UNION ALL SELECT 2) way)"""
