@@ -13,6 +13,7 @@ from tcp_proxy import WireProxy
 
 import perdure
 from perdure import UsageError
+from perdure.langgraph import PerdureStore
 from perdure.memory.handle import Memory
 from perdure.memory.models import Item
 from perdure.testing.postgres_server import PostgresServer
@@ -238,6 +239,25 @@ def test_a_search_is_one_round_trip_where_nothing_was_written(
         found.append(alice.search("mode on the lake"))
         assert (proxy.turns, proxy.syncs) == (1, 1)
         assert shown(found[2]) == shown(found[1]) == shown(found[0])
+
+
+def test_an_item_without_a_text_has_the_meaning_of_its_fields(tmp_path: Path) -> None:
+    items: dict[str, dict[str, Any]] = {
+        "a": {"vegetarian": True},
+        "b": {"room": 4711},
+        "c": {"shoeSize": 44},
+        "d": {"note": "The printer jams"},
+    }
+    asked = {"is she vegetarian": "a", "which room does she have": "b", "size of her shoes": "c", "printers": "d"}
+    with perdure.open(tmp_path / "a.db", embedder="local") as store:
+        store.memory("m").put_many(items)
+        store.memory("m").put("e", 7)
+        assert store.memory("m").stats().embedded == len(items), "a number alone means nothing"
+        assert {query: store.memory("m").search(query)[0].key for query in asked} == asked
+    with PerdureStore(index={"dims": 256, "embed": "local"}) as adapter:  # ranks by vectors alone
+        for key, value in items.items():
+            adapter.put(("m",), key, value)
+        assert {query: adapter.search(("m",), query=query)[0].key for query in asked} == asked
 
 
 def test_keys_fields_numbers_and_names_are_found(tmp_path: Path) -> None:

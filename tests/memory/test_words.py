@@ -22,7 +22,12 @@ from perdure.memory.words import CHARACTERS_WITH_CONTEXT, COUNT_MAX, ENGLISH, In
         ("山", ["山"]),
         ("한국어를 공부", ["한국", "국어", "어를", "공부"]),
         ("\uff21\uff22\uff23 \uff11\uff12\uff13", ["abc", "123"]),
+        ("我在Google工作", ["我在", "在g", "e工", "工作", "googl"]),
+        ("9月3日の会議", ["9月", "月3", "3日", "日の", "の会", "会議", "9", "3"]),
+        ("人々の村", ["人々", "々の", "の村"]),
+        ("Die Straße, die STRASSE", ["die", "strass", "die", "strass"]),
         ("I \u2764 🎸 music", ["music", "\u2764", "🎸"]),
+        ("🇩🇪🇫🇷 \u2b50", ["🇩🇪", "🇫🇷", "\u2b50"]),
         ("the and of", []),
         ("", []),
         ("a\0fish \ud800", ["fish"]),
@@ -52,7 +57,7 @@ def test_context_weighs_less_and_only_fills_a_short_text() -> None:
 def test_labels_weigh_least() -> None:
     assert unpack(pack("blue", labels="favoriteColor room_4711")) == {
         term("blue"): 10,
-        **{term(stem): 3 for stem in ("favorit", "color", "room", "4711")},
+        **{term(stem): 3 for stem in ("favorit", "color", "favoritecolor", "room", "4711")},
     }
 
 
@@ -62,6 +67,7 @@ def test_labels_weigh_least() -> None:
         ("Alice heard The Who", ["The Who", "Who did Alice hear? The Who?", "who"]),
         ("Will works in IT", ["IT", "Will", "who is Will"]),
         ("富士山に登る", ["山", "富士", "富士山"]),
+        ("집에 있는 iPhone을 고쳤다", ["집", "iPhone"]),
         ("\uff46\uff55\uff4c\uff4c width", ["full", "\uff57\uff49\uff44\uff54\uff48"]),
         ("plays the 🎸", ["🎸"]),
         ("бабушка и созвоны", ["бабушками", "созвон", "созвонах"]),

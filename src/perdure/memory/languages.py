@@ -1,7 +1,7 @@
-"""What the words of some languages other than English need: which of them say nothing, and which endings they lose.
+"""What the words of some languages need: which of them say nothing, which deny, and which endings they lose.
 
-Only queries lose the words that say nothing: in a text, "die" and "hat" may be English. The words are written as
-SQLite's tokenizer cuts them, in lower case and without accents.
+Only queries lose the words that say nothing as English does: in a text, "die" and "hat" may be English. Those are
+written as SQLite's tokenizer cuts them, in lower case and without accents.
 """
 # ruff: noqa: RUF001 - Cyrillic letters look like Latin ones
 
@@ -16,7 +16,7 @@ FUNCTION_WORDS = {
     for language, words in {
         "german": """
 aber alle als am an auch auf aus bei bin bis bist da damit dann das dass dein deine dem den der des dich die dir doch du
-durch ein eine einem einen einer eines er es euer fur gibt habe haben hat hatte hatten heißt ich ihm ihn ihnen ihr ihre
+durch ein eine einem einen einer eines er es euer fur gibt habe haben hat hatte hatten heisst ich ihm ihn ihnen ihr ihre
 im in ist ja jetzt kann kannst konnen man mein meine meinem meinen meiner mich mir mit muss mussen nach nicht noch nur
 oder ohne schon sein seine seit sich sie sind so soll um und uns unser unsere unserem unseren unserer unter viel viele
 vom von vor wann war waren warum was wegen welche welchem welchen welcher welches wem wen wenn wer werden wessen wie
@@ -37,6 +37,16 @@ y ya yo
 """,
     }.items()
 }
+# What denies a sentence, in English, German, Spanish, French, Italian, Portuguese, Dutch, Russian and Polish ...
+_NEGATIONS = """
+no not never without don doesn didn isn aren wasn weren won t cannot unable
+nicht kein keine keinem keinen keiner keines nie niemals ohne
+nunca jamás sin tampoco ne n pas jamais sans non mai senza não sem niet geen nooit zonder
+не нет никогда без ни нельзя nie nigdy bez
+"""
+NEGATIONS = frozenset(_NEGATIONS.split())
+# ... and within the words of Chinese, Japanese and Korean.
+NEGATION = re.compile("[不没沒无無未别別안않못없]|な[いかく]|ません|아니")
 # Nouns of Russian and its relatives have a dozen endings. Three letters stay.
 CYRILLIC_ENDING = re.compile(
     "(?<=[\u0400-\u04ff]{3})"

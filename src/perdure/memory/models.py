@@ -181,9 +181,9 @@ def indexed(content: Content, key: str, codec: Codec) -> IndexText:
     if content.text is not None:
         return IndexText(content.text, content.context)
     texts: list[str] = []
-    labels = [unescaped(key)]
+    labels: list[str] = []
     _collect(decode(content.value, codec, raw=True), texts, labels)
-    return IndexText(" ".join(texts), content.context, " ".join(dict.fromkeys(labels)))
+    return IndexText(" ".join(texts), content.context, " ".join(dict.fromkeys(labels)), unescaped(key))
 
 
 def _collect(value: object, texts: list[str], labels: list[str]) -> None:

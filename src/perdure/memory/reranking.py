@@ -94,7 +94,7 @@ def ranked(
 
 
 def _text(indexed: IndexText) -> str:
-    return indexed.text or indexed.labels
+    return indexed.text or f"{indexed.key} {indexed.labels}".strip()
 
 
 def _parts(hit: Hit) -> dict[str, float]:

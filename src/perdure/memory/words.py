@@ -22,7 +22,7 @@ from perdure.memory.languages import CYRILLIC_ENDING, FUNCTION_WORDS
 
 TEXT_WEIGHT = 10  # of one occurrence, in tenths
 CONTEXT_WEIGHT = 6
-LABEL_WEIGHT = 3  # of a key, a field's name, a number, and a single Chinese character of a longer word
+LABEL_WEIGHT = 3  # of a key, a field's name, a number, and a single Chinese or Korean character of a longer word
 COUNT_MAX = 255  # one byte
 # Context helps a short text that cannot be understood alone ("Yes, I did!"). It would drown a long one, and the
 # beginning of a long context seldom says what the text is about.
@@ -37,13 +37,20 @@ very was wasn we were weren what when where which while who whom why will with w
 yourselves
 """
 STOP_WORDS = frozenset(_STOP.split())
-_UNSPACED = re.compile("[\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff]")
-_HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
-_SYMBOL = re.compile("[\u2600-\u27bf\U0001f300-\U0001faff]")  # the tokenizer drops them
+_SYLLABLES = "\u3005-\u3007\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af\uf900-\ufaff\U00020000-\U0003ffff"
+_SYLLABLE = re.compile(f"[{_SYLLABLES}]")  # a Chinese or Korean character, which may be a word
+_UNSPACED = re.compile(f"[\u3040-\u30ff{_SYLLABLES}]")
+_PAIR = re.compile(f"(?=({_UNSPACED.pattern}.|.{_UNSPACED.pattern}))")
+_WITHIN = re.compile(f"[^\u3040-\u30ff{_SYLLABLES}]+")  # a Latin word or a number in a text without spaces
+# The tokenizer drops them. A flag is two letters.
+_SYMBOL = re.compile(
+    "[\U0001f1e6-\U0001f1ff]{2}|[\u2300-\u23ff\u2600-\u27bf\u2b1b\u2b1c\u2b50\u2b55\U0001f000-\U0001faff]"
+)
 _NAME = re.compile("[A-Z][A-Za-z]+")
 _CAMEL = re.compile("(?<=[a-z0-9])(?=[A-Z])")
+_CAMEL_WORD = re.compile(r"\w*[a-z0-9][A-Z]\w*")
 STEMMED_MAX = 64  # the tokenizer stems no longer words, and a cache should not keep them
-_VERSION = 1  # of what analyzers make of a text: raise it when that changes, and items are cut again
+_VERSION = 2  # of what analyzers make of a text: raise it when that changes, and items are cut again
 _PLAIN, _PORTER, _ACCENTS = range(3)  # the tokenizers
 _local = threading.local()
 
@@ -51,11 +58,12 @@ Tokenizer = Callable[[bytes], list[str]]
 
 
 class IndexText(NamedTuple):
-    """What an item is found by: its text, what was said before, and its labels: key, names of fields, numbers."""
+    """What an item is found by: its text, what was said before, its labels (names of fields, numbers), and its key."""
 
     text: str
     context: str | None = None
     labels: str = ""
+    key: str = ""
 
     @property
     def indexed_context(self) -> str:
@@ -65,8 +73,13 @@ class IndexText(NamedTuple):
 
     @property
     def embedded(self) -> str:
-        """Return the text to embed: that of the item, and the indexed part of its context."""
-        return f"{self.text} {self.indexed_context}".strip()
+        """Return the text to embed: that of the item, and the indexed part of its context.
+
+        `{"vegetarian": True}` has no text, and says something nevertheless: its labels are embedded. A number alone
+        says nothing.
+        """
+        said = f"{self.text} {self.indexed_context}".strip()
+        return said or (_CAMEL.sub(" ", self.labels).replace("_", " ") if any(map(str.isalpha, self.labels)) else "")
 
 
 class Analyzer:
@@ -90,7 +103,7 @@ class Analyzer:
             (self.names(text.text), TEXT_WEIGHT),
             (self.parts(text.text), LABEL_WEIGHT),
             (self.stems(text.indexed_context), CONTEXT_WEIGHT),
-            (self.stems(_CAMEL.sub(" ", text.labels)), LABEL_WEIGHT),
+            (self.stems(_with_parts(f"{text.key} {text.labels}".strip())), LABEL_WEIGHT),
         ):
             for number in map(term, stems):
                 counts[number] = counts.get(number, 0) + weight
@@ -139,7 +152,7 @@ class WordAnalyzer(Analyzer):
         return [word for word in capitalised if word in self._stop]
 
     def parts(self, text: str) -> list[str]:
-        return _HAN.findall(text)
+        return _SYLLABLE.findall(text)
 
     def dropped(self, query: str) -> frozenset[str]:
         """Return the words that say nothing in the language of a query."""
@@ -153,10 +166,19 @@ class WordAnalyzer(Analyzer):
             if word in self._stop or (without and folded(word) in without):
                 continue
             if is_unspaced(word):
-                words += [word[at : at + 2] for at in range(len(word) - 1)]
+                words += _PAIR.findall(word)
+                words += map(self._stemmed, _WITHIN.findall(word))
             else:
-                words.append(self.stem(word) if len(word) <= STEMMED_MAX else word)
+                words.append(self._stemmed(word))
         return words if text.isascii() else [*words, *_SYMBOL.findall(text)]
+
+    def _stemmed(self, word: str) -> str:
+        return self.stem(word) if len(word) <= STEMMED_MAX else word
+
+
+def _with_parts(names: str) -> str:
+    """Return names with the words of which some are made: favorite Color favoriteColor."""
+    return " ".join([_CAMEL.sub(" ", names), *_CAMEL_WORD.findall(names)])
 
 
 @lru_cache(100_000)
@@ -174,7 +196,7 @@ def cut(text: str, *, has_accents: bool = False) -> list[str]:
     if not text:
         return []
     tokenize = _tokenizers()[_ACCENTS if has_accents else _PLAIN]
-    return tokenize(unicodedata.normalize("NFKC", text).encode(errors="replace"))
+    return tokenize(unicodedata.normalize("NFKC", text).replace("ß", "ss").encode(errors="replace"))
 
 
 def folded(word: str) -> str:
