@@ -112,6 +112,27 @@ def test_an_embedder_finds_facts_that_say_the_same_in_other_words(tmp_path: Path
         assert sorted(item.key for item in agent.facts.list()) == ["home", "oslo", "tea", "tea2"]
 
 
+@pytest.mark.parametrize(
+    ("known", "new"),
+    [
+        ("Alice can eat cheese made from goat milk", "Alice can't eat cheese made from goat milk"),
+        ("Alice mag ihren neuen Kollegen aus Graz", "Alice mag ihren neuen Kollegen aus Graz nicht"),
+        ("Алиса пьёт кофе каждое утро в офисе", "Алиса не пьёт кофе каждое утро в офисе"),
+        ("爱丽丝每天早上在办公室喝咖啡", "爱丽丝每天早上在办公室不喝咖啡"),
+        ("アリスは毎朝オフィスでコーヒーを飲む", "アリスは毎朝オフィスでコーヒーを飲まない"),
+        ("Bob is the manager of Alice in the team", "Alice is the manager of Bob in the team"),
+        ("The flight leaves Rome for Paris on Monday", "The flight leaves Paris for Rome on Monday"),
+        ("Her appointment is on Monday at the dentist", "Her appointment is on Tuesday at the dentist"),
+    ],
+)
+def test_facts_that_differ_in_a_name_or_a_denial_are_two(known: str, new: str, tmp_path: Path) -> None:
+    with perdure.open(tmp_path / "a.db", embedder="local") as store:
+        agent = AgentMemory(store, "alice")
+        agent.record("a", "b", facts={"one": {"fact": known}})
+        agent.record("a", "b", facts={"two": {"fact": new}})
+        assert {item.key: item.value["fact"] for item in agent.facts.list()} == {"one": known, "two": new}
+
+
 def test_a_fact_is_found_again_among_many_that_resemble_it(tmp_path: Path) -> None:
     cities = ("Oslo", "Rome", "Bonn", "Lyon", "Cork", "Bern", "Riga", "Porto", "Lille", "Basel")
     friends = ("Ann", "Bob", "Carl", "Dora", "Fay")

@@ -5,6 +5,7 @@ A fact is an item. A change adds it, updates it, ends it because another one sup
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -13,6 +14,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args
 from perdure.errors import ExtraMissing, UsageError
 from perdure.memory import flows, rows
 from perdure.memory.labels import check_key
+from perdure.memory.languages import NEGATION, NEGATIONS
 from perdure.memory.models import Item
 from perdure.memory.reading import ItemReader
 from perdure.memory.rows import DELETED, ItemQuery, NewVersion
@@ -27,9 +29,8 @@ KNOWN_MAX: Final = 20  # facts that `extract` gets
 SAME_COSINE: Final = 0.95
 _NEAR_MAX: Final = 5
 _WORDS_MIN: Final = 3
-_SAYS_NOT: Final = frozenset(
-    ["no", "not", "never", "without", "don", "doesn", "didn", "isn", "aren", "wasn", "weren", "won", "cannot"]
-)
+_WORD: Final = re.compile(r"[^\W\d_]+")
+_NUMBER: Final = re.compile(r"\w*\d\w*")
 _FIELDS: Final = frozenset(("do", "key", "value", "supersedes", "valid_from", "valid_to"))
 
 
@@ -139,28 +140,33 @@ def sentence(value: Any) -> str:
 def same_fact(ctx: StoreContext, path: str, value: Any) -> Flow[Item | None]:
     """Return a known sentence that says what a new one says, or None.
 
-    It has the same words, or a cosine of SAME_COSINE. Sentences with other numbers, or of which one denies what the
-    other says, are never the same. Nor are those of fewer than three words, which mean something with their key alone.
+    It has the same words, or a cosine of SAME_COSINE. A long sentence has that too if one word differs, and both have
+    it if they name the same people in other roles. So sentences that differ in what `_fixed` returns are never the
+    same. Nor are those of fewer than three words, which mean something with their key alone.
     """
     words = searcher_of(ctx).words
-    sought, fixed = _words(sentence(value), words)
+    sought, fixed = frozenset(words.stems(sentence(value))), _fixed(sentence(value), words)
     if len(sought) < _WORDS_MIN:
         return None
     for by_meaning in (True, False):  # an item without a vector is found by its words alone
         near = yield from nearest(ctx, path, sentence(value), _NEAR_MAX, by_meaning=by_meaning)
         for item, cosine in zip(near.items, near.cosines, strict=True):
-            known, known_fixed = _words(sentence(item.value), words)
+            known = frozenset(words.stems(sentence(item.value)))
             says_same = known == sought or (by_meaning and (cosine or 0) >= SAME_COSINE)
-            if len(known) >= _WORDS_MIN and fixed == known_fixed and says_same:
+            if len(known) >= _WORDS_MIN and fixed == _fixed(sentence(item.value), words) and says_same:
                 return item
     return None
 
 
-def _words(text: str, words: Analyzer) -> tuple[frozenset[str], frozenset[str]]:
-    """Return the words of a text, and those of them that must not differ: numbers and negations."""
-    every = frozenset(words.stems(text))
-    plain = frozenset(text.casefold().replace("'", " ").replace("\u2019", " ").split())
-    return every, frozenset(word for word in every if any(map(str.isdigit, word))) | (plain & _SAYS_NOT)
+def _fixed(text: str, analyzer: Analyzer) -> tuple[list[str], list[str], list[str]]:
+    """Return what must not differ in texts that say the same: negations, numbers, and names in their order.
+
+    A capitalised word may be a name, unless it is the first.
+    """
+    words = _WORD.findall(text)
+    negations = [word for word in map(str.casefold, words) if word in NEGATIONS]
+    names = analyzer.stems(" ".join(word for word in words[1:] if word[0].isupper()))
+    return sorted([*negations, *NEGATION.findall(text)]), sorted(_NUMBER.findall(text)), names
 
 
 def versions_of(
