@@ -85,6 +85,7 @@ def test_items_of_langgraph_and_mem0_come_in(tmp_path: Path) -> None:
         assert store.memory("old").import_lines([json.dumps(item.dict()) for item in found], form="items") == 0
         assert store.memory("old", "users", "alice").get("hobby").value == {"fact": "hiking", "^obj": 1}  # type: ignore[union-attr]
         assert store.memory().import_lines([mem0], form="mem0") == 3
+        assert store.memory().import_lines(mem0, form="mem0") == 0
         tea, french = store.memory("users", "alice").get("1"), store.memory("agents", "guide").get("2")
         assert tea is not None
         assert tea.value == {"fact": "Likes tea", "metadata": {"topic": "food"}}

@@ -86,6 +86,8 @@ def import_lines(ctx: StoreContext, labels: Labels, lines: Iterable[Any], form: 
     """
     if form not in get_args(Form):
         raise UsageError(f"import_lines(form={form!r}): {', '.join(get_args(Form))}")
+    if isinstance(lines, Mapping):  # what `get_all` of mem0 returns is one mapping
+        lines = [lines]
     now, count = ctx.clock_us(), 0
     by_path: dict[str, dict[str, flows.VersionDraft]] = {}
     for number, line in enumerate(lines, 1):
