@@ -97,6 +97,7 @@ def test_what_does_not_match(where: dict[str, Any]) -> None:
         {"or": {"topic": "ui"}},
         {"and": "topic"},
         {"not": ["topic"]},
+        {"$or": [{"topic": "ui"}]},
         {1: 2},
     ],
 )

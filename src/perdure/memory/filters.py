@@ -118,6 +118,8 @@ def _entry(name: object, inner: Any, depth: int) -> Filter:
         return Filter("not", (_group(inner, depth),))
     if not isinstance(name, str):
         raise UsageError(f"a field in a filter is named by a string, not {name!r:.100}")
+    if name in ("$and", "$or", "$not"):  # as a field it would match nothing, in silence
+        raise UsageError(f"{name!r} is written {name[1:]!r} in this filter")
     tests = inner if isinstance(inner, Mapping) else {"eq": inner}
     unknown = [each for each in tests if each not in OPERATORS]
     if unknown or not tests:
