@@ -15,6 +15,7 @@ from soak import SOAK
 
 import perdure
 from perdure.errors import HistoryGone, NotFound, ReadOnlyStore, UsageError
+from perdure.snapshots.instants import Instant
 from perdure.testing import Clock
 
 BOTH = pytest.mark.parametrize("store", ["sqlite", "postgres"], indirect=True)
@@ -88,6 +89,16 @@ def test_any_instant_of_a_random_history_is_shown_as_it_was(store: perdure.Store
     example()
 
 
+def reads_of_what_is_gone(past: Instant) -> dict[str, Callable[[], Any]]:
+    return {
+        "threads": past.threads,
+        "threads were": lambda: past.thread("deleted"),
+        "runs": past.runs,
+        "runs were": lambda: past.get_run("deleted"),
+        "versions of items": lambda: past.memory("m"),
+    }
+
+
 @BOTH
 def test_what_was_removed_since_is_refused_with_the_true_reason(store: perdure.Store) -> None:
     clock = Clock(store, datetime.now(UTC) - timedelta(hours=1))
@@ -111,17 +122,14 @@ def test_what_was_removed_since_is_refused_with_the_true_reason(store: perdure.S
     store.delete_thread("deleted")
     store.delete_run("deleted")
     memory.erase("k")
-    past = store.at(at)
-    attempts: dict[str, Callable[[], Any]] = {
-        "threads": past.threads,
-        "threads were": lambda: past.thread("deleted"),
-        "runs": past.runs,
-        "runs were": lambda: past.get_run("deleted"),
-        "versions of items": lambda: past.memory("m"),
-    }
-    for what, attempt in attempts.items():
-        with pytest.raises(HistoryGone, match=f"{what}.* removed since .* is complete from "):
-            attempt()
+    for is_of_snapshot in (False, True):
+        if is_of_snapshot:
+            store.snapshot("kept")
+        past = store.at(at)
+        assert (past.snapshot is not None) is is_of_snapshot
+        for what, attempt in reads_of_what_is_gone(past).items():
+            with pytest.raises(HistoryGone, match=f"{what}.* removed since .* is complete from .* removed later$"):
+                attempt()
     assert past.thread("pruned").load().state == {"n": 2}, "of what is there, the history is"
     assert min(moment for moment in past.known_from().values() if moment) > at
 

@@ -320,18 +320,28 @@ def test_what_is_not_on_record_is_refused(store: perdure.Store, what: str) -> No
     assert [str(one) for one in store.restore(at=at).changes] == ["delete thread t"], "without runs it is"
 
 
-def test_what_a_fork_shares_stays(store: perdure.Store) -> None:
+@pytest.mark.parametrize("later", [None, "before", "after"])
+@pytest.mark.parametrize("forked", ["r", "child"])
+def test_what_a_fork_shares_stays(store: perdure.Store, forked: str, later: str | None) -> None:
+    """Also what a fork shares of a child that was started since. Threads that would go back too stay as they are."""
     clock = clock_of(store)
-    store.run(trip, id="r")
+    store.run(parent, id="r")
     at = clock.now
     clock.advance(STEP)
-    store.answer("r", "Rome")
+    if later == "before":
+        store.snapshot("s")
+    store.answer("r", True)
     clock.advance(STEP)
-    store.fork("r", id="fork")
+    store.fork(forked, id="fork")
+    store.thread("t").save({"n": 1})
+    if later == "after":
+        store.snapshot("s")
     before = seen(store)
-    with pytest.raises(UsageError, match="'r' was not rewound: its fork 'fork' shares what came later"):
+    with pytest.raises(UsageError, match=f"'{forked}' was not rewound: its fork 'fork' shares what came later"):
         store.restore(at=at, runs="rewind")
     assert seen(store) == before
+    assert len(store.snapshots()) == (later is not None), "nothing was begun"
+    assert store.ops.verify().ok
 
 
 def test_a_rewound_run_continues_from_the_state_that_it_had(store: perdure.Store) -> None:

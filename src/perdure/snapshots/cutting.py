@@ -77,7 +77,7 @@ _LATER = Sql(
         OR EXISTS (SELECT 1 FROM mail m WHERE m.tenant = r.tenant AND m.run = r.run AND m.at > :at)) ORDER BY run""",
     opens=RUN_ENCRYPTED,
 )
-_FORKED = Sql("SELECT id FROM run WHERE tenant = :tenant AND origin = :run AND origin_seq >= :seq LIMIT 1")
+_FORKED = Sql("SELECT id FROM run WHERE tenant = :tenant AND origin = :run AND origin_seq >= :seq ORDER BY id LIMIT 1")
 _DROP_ENTRIES = Sql("DELETE FROM journal WHERE tenant = :tenant AND run = :run AND seq IN {numbers:later}")
 _DROP_OUTCOME = Sql("DELETE FROM run_value WHERE tenant = :tenant AND run = :run AND kind = 'outcome'")
 _SET_RUN = Sql(
@@ -161,6 +161,7 @@ class RunThen(NamedTuple):
     content: bytes | None  # what is compared; None: there was no such run
     had_effects: bool  # since, or it may have had
     had_undone: bool  # effects since, that is
+    cut: int | None  # the first of its own entries that came later
 
 
 def runs_then(tenant: int, at: int, ids: Sequence[str]) -> Program[dict[str, RunThen]]:
@@ -176,7 +177,8 @@ def runs_then(tenant: int, at: int, ids: Sequence[str]) -> Program[dict[str, Run
         if row.created_at <= at:
             content = _content(_cut_run(part, at))
         undone = any(entry.path.startswith(UNDO) for entry in intents)
-        then[id] = RunThen(row.run, row.parent, content, lost or bool(intents), undone)
+        own = [seq for seq, _, body in part.journal if seq > row.origin_seq and unpack(body).at > at]
+        then[id] = RunThen(row.run, row.parent, content, lost or bool(intents), undone, min(own, default=None))
     return then
 
 
@@ -200,6 +202,12 @@ def _content(part: RunPart) -> bytes:
     ).digest()
 
 
+def refuse_forks(tenant: int, run: int, id: str, cut: int) -> Program[None]:
+    """Raise UsageError if a fork shares an entry of a run from `cut` on."""
+    if shared := (yield Batch(_FORKED(tenant=tenant, run=run, seq=cut)))[0]:
+        raise UsageError(f"run {id!r} was not rewound: its fork {shared[0][0]!r} shares what came later")
+
+
 def cut_in_place(tenant: int, run: int, at: int) -> Program[tuple[bool, int | None]]:
     """Cut a run that is locked. Return whether it had effects since, and the checkpoint of the state that it had.
 
@@ -213,8 +221,8 @@ def cut_in_place(tenant: int, run: int, at: int) -> Program[tuple[bool, int | No
         return False, _checkpoint(then)
     [own] = yield Batch(ROWS(**key, since=then.row.since, last=SEQ_MAX))  # without those that a fork shares
     later = {seq: kind for seq, kind, body in own if unpack(body).at > at}
-    if later and (shared := (yield Batch(_FORKED(**key, seq=min(later))))[0]):
-        raise UsageError(f"run {then.row.id!r} was not rewound: its fork {shared[0][0]!r} shares what came later")
+    if later:
+        yield from refuse_forks(tenant, run, then.row.id, min(later))
     kept = [one for one in own if one[0] not in later]
     facts = {name: getattr(then.row, name) for name in ("status", "wake_at", "request", "waiting", "keep_until")}
     facts |= {"entries": len(kept), "seq": max([then.row.since, then.row.origin_seq, *(one[0] for one in kept)])}

@@ -20,7 +20,7 @@ from perdure.runs.journal.rows import ARGS_OF, FINISHED, NEVER, SET_ARGS, TASK
 from perdure.runs.journal.standing import UNDO
 from perdure.runs.schedules import rows as schedules
 from perdure.runs.tables import JOURNAL_BODY, PARTS
-from perdure.snapshots.cutting import RunThen, cut_in_place
+from perdure.snapshots.cutting import RunThen, cut_in_place, refuse_forks
 from perdure.snapshots.diff import MOVING, SnapshotChange, in_batches
 from perdure.snapshots.points import NOW, RestorePoint
 from perdure.storage.domains import all_tables, versioned_tables
@@ -58,10 +58,7 @@ _DELETED = Sql(
     ORDER BY p.run"""
 )
 _LOCK = Sql("SELECT fence FROM run WHERE tenant = :tenant AND run = :run {for_update}")
-_SHARED = Sql(
-    """SELECT f.id FROM run f WHERE f.tenant = :tenant AND f.origin = :run AND EXISTS (SELECT 1 FROM journal j
-        WHERE j.tenant = f.tenant AND j.run = f.origin AND j.seq <= f.origin_seq AND j.stamp > :s)"""
-)
+_CUT = Sql("SELECT min(seq) FROM journal WHERE tenant = :tenant AND run = :run AND stamp > :s")
 _FENCE = Sql(
     """UPDATE run SET fence = coalesce(CAST(:fence AS bigint), fence) + :jump, owner = NULL, lease_until = 0,
         wakeup_pending = 0, changed_at = {now}, reopened_at = {now} WHERE tenant = :tenant AND run = :run"""
@@ -179,7 +176,21 @@ def runs_of(
     for run in sorted(effects, reverse=True) if keys == "same" else ():  # a child stays, with those above it
         while run in changed and changed[run].kind == "added":
             run = changed.pop(run).parent or 0
+    for one in changed.values():
+        yield from _refuse_forks(tenant, one, s, then[one.id].cut if one.id in then else None)
     return {run.id: run for run in changed.values()}
+
+
+def _refuse_forks(tenant: int, run: ChangedRun, s: int, cut: int | None) -> Program[None]:
+    """Raise UsageError if a fork shares an entry that goes: one since the snapshot, or from `cut` on.
+
+    Of a run that was added since, all entries go."""
+    cuts = [1 if run.kind == "added" else cut]
+    if s != NOW:
+        [[since]] = yield Batch(_CUT(tenant=tenant, run=run.run, s=s))
+        cuts += since
+    if known := [one for one in cuts if one is not None]:
+        yield from refuse_forks(tenant, run.run, run.id, min(known))
 
 
 def _refuse_undone(tenant: int, point: RestorePoint, runs: Mapping[int, str], known: set[int]) -> Program[None]:
@@ -249,9 +260,7 @@ def rewind(
     # Those that go, first: one that comes back may have the id of one that was made since.
     for run, fences in sorted(zip(runs, locked, strict=True), key=lambda pair: pair[0].kind != "added"):
         key = {"tenant": tenant, "run": run.run}
-        [shared] = yield Batch(_SHARED(**key, s=s))
-        if shared:
-            raise UsageError(f"run {run.id!r} was not rewound: its fork {shared[0][0]!r} shares what came later")
+        yield from _refuse_forks(tenant, run, s, None)
         yield Batch(*rows_back(["archived"], s, tenant=tenant, kind="run", name=run.id))
         if run.kind == "added":
             yield Batch(*drop_run(tenant, run.run))

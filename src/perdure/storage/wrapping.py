@@ -134,6 +134,8 @@ class SnapshotDriver(WrappingDriver):
                 try:
                     batch = program.send(answers)
                 except NotFound as error:
+                    if type(error) is not NotFound:  # it says itself what is missing
+                        raise
                     raise NotFound(f"{error}. What was made later, or erased since, is not in a snapshot") from None
                 answers = yield batch
         except StopIteration as stop:
