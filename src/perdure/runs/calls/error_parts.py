@@ -286,7 +286,7 @@ def _validation_error(error: Any) -> dict[str, Any]:
 
 
 def _validation_line(line: dict[str, Any]) -> dict[str, Any]:
-    kept = {key: line[key] for key in ("type", "loc", "input", "ctx") if key in line}
+    kept: dict[str, Any] = {key: line[key] for key in ("type", "loc", "input", "ctx") if key in line}
     if not isinstance(line["type"], str):  # a custom error
         kept |= {"type": line["type"].type, "template": line["type"].message_template}
     return kept | {"shown": _shown(line["input"])}
