@@ -176,8 +176,8 @@ def runs_of(
     for run in sorted(effects, reverse=True) if keys == "same" else ():  # a child stays, with those above it
         while run in changed and changed[run].kind == "added":
             run = changed.pop(run).parent or 0
-    for one in changed.values():
-        yield from _refuse_forks(tenant, one, s, then[one.id].cut if one.id in then else None)
+    for each in changed.values():
+        yield from _refuse_forks(tenant, each, s, then[each.id].cut if each.id in then else None)
     return {run.id: run for run in changed.values()}
 
 
