@@ -30,10 +30,12 @@ from import_kit import (
     typed,
     write_all,
 )
-from langgraph.checkpoint.base import empty_checkpoint
+from langgraph.checkpoint.base import create_checkpoint, empty_checkpoint
+from langgraph.checkpoint.postgres import PostgresSaver
 from langgraph.checkpoint.serde.base import CipherProtocol
 from langgraph.checkpoint.serde.encrypted import EncryptedSerializer
 from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
+from langgraph.checkpoint.serde.types import TASKS
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.types import Command
 
@@ -164,6 +166,27 @@ def test_a_checkpoint_whose_parent_was_pruned(old: str, new: str) -> None:
     with PerdureSaver(new) as mine:
         assert import_langgraph(old, mine).ok
         assert len(talking(mine).invoke({"messages": [human("on")]}, at("alice"))["messages"]) == 8
+
+
+def test_pending_sends_of_old_checkpoints_go_to_the_next_one(postgres_url: str, new: str) -> None:
+    """Before version 4 of its checkpoints, LangGraph attached the sends of a step to the checkpoint before them."""
+    with PostgresSaver.from_conn_string(postgres_url) as source:
+        source.setup()
+        first = empty_checkpoint()
+        first["v"] = 3
+        config = source.put({"configurable": {"thread_id": "t", "checkpoint_ns": ""}}, first, {}, {})
+        source.put_writes(config, [(TASKS, "one"), (TASKS, "two")], task_id="task")
+        second = create_checkpoint(first, {}, 1)
+        second["v"] = 3
+        config = source.put(config, second, {}, {})
+        saved = source.get_tuple(config)
+        assert saved is not None
+    with PerdureSaver(new) as saver:
+        report = import_langgraph(postgres_url, saver)
+        imported = saver.get_tuple(config)
+        assert imported is not None
+        assert (report.checkpoints, report.differences) == (2, ())
+        assert imported.checkpoint["channel_values"] == saved.checkpoint["channel_values"] == {TASKS: ["one", "two"]}
 
 
 def test_only_some_threads_with_progress(old: str, new: str) -> None:

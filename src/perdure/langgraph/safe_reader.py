@@ -24,7 +24,10 @@ _KINDS = ("null", "bytes", "bytearray", "msgpack", "json")  # what LangGraph's s
 
 
 class SafeReader(SerializerProtocol):
-    """LangGraph's serializer, for reading only. It raises for classes that the codec does not know."""
+    """LangGraph's serializer. It raises for classes that the codec does not know.
+
+    It also writes: PostgresSaver writes the pending sends of checkpoints before version 4 anew, as a value of the next.
+    """
 
     def __init__(self, codec: Codec) -> None:
         self._codec = codec
@@ -32,7 +35,7 @@ class SafeReader(SerializerProtocol):
         self._serde = JsonPlusSerializer(allowed_msgpack_modules=None)
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        raise NotImplementedError("this serializer only reads")
+        return self._serde.dumps_typed(obj)
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
         kind, stored = data
