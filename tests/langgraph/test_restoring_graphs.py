@@ -123,6 +123,40 @@ def test_a_graph_goes_back_to_an_instant(saver_url: str) -> None:
         assert store.ops.verify().ok
 
 
+def test_what_came_beside_the_newest_checkpoint_goes_too(saver_url: str) -> None:
+    """An interrupt that was answered, and a subgraph that went on, leave the graph at its checkpoint. One that has only
+    asked before the instant stays as it is."""
+    with PerdureSaver(saver_url) as saver:
+        store = saver.store
+
+        def ask(state: Trip) -> dict[str, Any]:
+            return {"log": [interrupt("Where?"), interrupt("When?")]}
+
+        inner = StateGraph(Trip)
+        for before, name in ((START, "Where?"), ("Where?", "When?")):
+            inner.add_node(name, lambda state, name=name: {"log": [interrupt(name)]})
+            inner.add_edge(before, name)
+        for thread, node in (("node", ask), ("subgraph", inner.compile())):
+            builder = StateGraph(Trip)
+            builder.add_node("ask", node)
+            builder.add_edge(START, "ask")
+            graph = builder.compile(checkpointer=saver)
+            graph.invoke({"log": []}, at(thread))
+            graph.invoke({"log": []}, at(f"{thread} that waits"))
+            instant, waits = moment_between(store), shown(graph, f"{thread} that waits")
+            graph.invoke(Command(resume="Rome"), at(thread))
+            assert [one.value for one in graph.get_state(at(thread)).interrupts] == ["When?"]
+            assert [str(change) for change in store.restore(at=instant).changes] == [f"set back thread {thread}"]
+            assert store.restore(at=instant).changes == ()
+            assert thread not in [question.run for question in store.questions()]
+            graph.invoke(None, at(thread))
+            for answer in ("Oslo", "May"):
+                result = graph.invoke(Command(resume=answer), at(thread))
+            assert result["log"] == ["Oslo", "May"]
+            assert shown(graph, f"{thread} that waits") == waits
+        assert store.ops.verify().ok
+
+
 def _archived(saver: PerdureSaver, folder: Path) -> None:
     saver.store.ops.archive("t", folder / "archive.db")
 

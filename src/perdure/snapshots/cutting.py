@@ -61,10 +61,14 @@ _SET_BACK = (
             WHERE l.tenant = space.tenant AND l.thread = space.thread AND l.space = space.space) WHERE {_OF_THREAD}"""
     ),
     Sql(
-        f"""UPDATE thread SET head = :head, head_hash = :head_hash, updated_at = :updated_at, active = :active
-        WHERE {_OF_THREAD}"""
+        f"""UPDATE thread SET head = :head, head_hash = :head_hash, updated_at = :updated_at, active = :active,
+            asked_at = NULL, asked_id = NULL WHERE {_OF_THREAD}"""
     ),
 )
+# A subgraph's checkpoints, and interrupts that a task raises, come beside the head of a thread t and leave it.
+BESIDE = """(t.asked_at > :at OR EXISTS (
+    SELECT 1 FROM space s WHERE s.tenant = t.tenant AND s.thread = t.thread AND s.head >= :cut))"""
+_BESIDE = Sql(f"SELECT 1 FROM thread t WHERE {_OF_THREAD} AND {BESIDE}")
 _CUT = (
     Sql(f"DELETE FROM pin WHERE {_OF_THREAD} AND (at > :at OR record >= :cut)"),
     Sql("DELETE FROM record WHERE tenant = :tenant AND tree = :tree AND id >= :cut"),
@@ -121,6 +125,11 @@ def head_at(tenant: int, row: ThreadRow, at: int) -> Program[int | None]:
     if labelled:  # checkpoints of an adapter need not follow the newest one
         return labelled[0][0] or None
     return before.id if before.id < cut else None
+
+
+def has_changed_beside(tenant: int, thread: int, at: int) -> Program[bool]:
+    """Return whether a subgraph made checkpoints, or a task raised an interrupt, after an instant."""
+    return bool((yield Batch(_BESIDE(tenant=tenant, thread=thread, at=at, cut=first_after(at))))[0])
 
 
 def cut_thread(tenant: int, row: ThreadRow, at: int) -> Program[None]:

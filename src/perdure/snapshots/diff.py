@@ -28,7 +28,7 @@ from perdure.runs.journal.rows import TASK
 from perdure.runs.maintenance.deployments import deployments
 from perdure.runs.schedules.rows import DEFINITION
 from perdure.runs.tables import PARTS, SCHEDULE
-from perdure.snapshots.cutting import head_at
+from perdure.snapshots.cutting import has_changed_beside, head_at
 from perdure.snapshots.rows import SnapshotRow, check_kept
 from perdure.storage.program import Batch, Flow, Program, Sql, adrive, drive, either, read, side_by_side
 from perdure.threads.compare import compare
@@ -285,10 +285,13 @@ def both_times(
     return list(zip(before, after, strict=True))
 
 
-def thread_at(tenant: int, name: str, *, at: int | None = None, by_head: bool = False) -> Program[ThreadAt | None]:
+def thread_at(
+    tenant: int, name: str, *, at: int | None = None, by_head: bool = False, since: int | None = None
+) -> Program[ThreadAt | None]:
     """Return a thread now, or as it was at an instant; None if there is none.
 
-    `by_head`: it is its newest checkpoint, also if it has labels. Without a checkpoint it does not count as there."""
+    `by_head`: it is its newest checkpoint, also if it has labels. Without a checkpoint it does not count as there.
+    `since`: it differs from what it was then also if something was added beside that checkpoint."""
     row = yield from thread_or_stub(tenant, name)
     if row is not None and at is not None:
         row = row._replace(head=None if row.created_at > at else (yield from head_at(tenant, row, at)))
@@ -298,7 +301,9 @@ def thread_at(tenant: int, name: str, *, at: int | None = None, by_head: bool = 
     try:
         is_whole = labelled and not by_head
         state = None if is_whole or row.head is None else (yield from read_state(tenant, row.tree, row.head))
-        content = (state.data, metadata_of(row)) if state else (yield from thread_digest(tenant, name))
+        content: Any = (state.data, metadata_of(row)) if state else (yield from thread_digest(tenant, name))
+        if since is not None and labelled and (yield from has_changed_beside(tenant, row.thread, since)):
+            content = (content, since)
         return ThreadAt(row, bool(labelled), state, content)
     except Damaged as error:
         return ThreadAt(row, bool(labelled), None, error)

@@ -16,7 +16,15 @@ from perdure.memory.labels import labels_of, unescaped
 from perdure.runs.calls.state import thread_name
 from perdure.runs.journal.entries import INTENT
 from perdure.snapshots import diff
-from perdure.snapshots.cutting import RunThen, check_complete, later_entries, run_now, runs_then
+from perdure.snapshots.cutting import (
+    BESIDE,
+    RunThen,
+    check_complete,
+    first_after,
+    later_entries,
+    run_now,
+    runs_then,
+)
 from perdure.snapshots.diff import SnapshotChange, ThreadAt
 from perdure.snapshots.rows import SnapshotRow
 from perdure.storage.program import Batch, Flow, Program, Sql, read
@@ -31,7 +39,7 @@ if TYPE_CHECKING:
 NOW = 2**62  # an epoch later than all: it sees the rows of the store, and none of the past
 _TABLES: dict[diff.Subject, str] = {"thread": "thread", "item": "memory_item", "run": "run"}
 _THREADS = Sql(
-    f"""SELECT name FROM thread WHERE tenant = :tenant AND updated_at >= :since
+    f"""SELECT name FROM thread t WHERE tenant = :tenant AND (updated_at >= :since OR {BESIDE})
         AND substr(name, 1, {len(thread_name(""))}) <> '{thread_name("")}'"""
 )
 _PLACES = Sql(
@@ -105,7 +113,8 @@ class RestorePoint:
         later: list[SnapshotChange] = []
         then: dict[str, RunThen] = {}
         if "thread" in subjects:
-            [names] = yield Batch(_THREADS(tenant=tenant, since=at - at % 1000))  # ids have milliseconds
+            since = at - at % 1000  # ids have milliseconds
+            [names] = yield Batch(_THREADS(tenant=tenant, since=since, at=at, cut=first_after(at)))
             later += [SnapshotChange("thread", "changed", name) for (name,) in names]
         if "item" in subjects:
             [places] = yield Batch(_PLACES(tenant=tenant, at=at))
@@ -119,7 +128,7 @@ class RestorePoint:
     ) -> Flow[list[tuple[ThreadAt | None, ThreadAt | None]]]:
         """Return threads as they were, and as they are."""
         look = partial(diff.thread_at, tenant, by_head=self.at is not None)
-        return diff.both_times(self.past, ctx, names, partial(look, at=self.at), look)
+        return diff.both_times(self.past, ctx, names, partial(look, at=self.at), partial(look, since=self.at))
 
     def threads_with_effects(self, ctx: StoreContext, tenant: int, names: Iterable[str]) -> Flow[set[str]]:
         """Return those of an instant's threads whose tasks that were made since had effects, or may have had."""
