@@ -32,7 +32,7 @@ def langgraph_store(run: Run) -> list[Row]:
     awaited, stock_awaited = asyncio.run(_awaited(run, waiting))
     return [
         Row(f"a batch of {puts} puts of PerdureStore", took, "ms", theirs, None, theirs / took, PUTS_BAR, "at least",
-            note="peer: SqliteStore; ours also indexes words"),
+            note="peer: SqliteStore; ours also keeps versions, hashes and words (numbers.md says what each costs)"),
         Row(f"{waiting} async operations that wait together", awaited, "ms", stock_awaited, None,
             stock_awaited / awaited, ASYNC_BAR, "at least", note="peer: AsyncSqliteStore"),
     ]  # fmt: skip

@@ -61,6 +61,22 @@ class TestItems:
         again = await memory.put(alice, "theme", "light")
         assert (again.version, again.created_at) == (3, again.at)
 
+    async def test_each_of_many_follows_its_own_version(self, memory: MemoryHarness, alice: Memory) -> None:
+        keys = ['"', "\\", "a\0b", "\x01", "[1]", "é", "e\u0301", "\U0010ffff", "null", " "]
+        other = memory.store.memory("users", "bob")
+        for number, key in enumerate(keys):
+            for _ in range(number % 3):
+                await memory.put(alice, key, "old")
+            await memory.put(other, key, "of bob")
+        items = await memory.do(alice, "put_many", {key: number for number, key in enumerate(keys)})
+        assert [(item.key, item.version) for item in items] == [
+            (key, number % 3 + 1) for number, key in enumerate(keys)
+        ]
+        for number, key in enumerate(keys):
+            *_, newest = history = await memory.do(alice, "history", key)
+            assert (len(history), newest.value, newest.ended_at) == (number % 3 + 1, number, None)
+            assert all(one.ended_at is not None for one in history[:-1])
+
     async def test_expected_versions(self, memory: MemoryHarness, alice: Memory) -> None:
         await memory.put(alice, "n", 1, expect=0)
         with pytest.raises(Conflict) as raised:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perdure.memory.words import CHARACTERS_WITH_CONTEXT, COUNT_MAX, ENGLISH, IndexText, term
+from perdure.memory.words import CHARACTERS_WITH_CONTEXT, COUNT_MAX, ENGLISH, IndexText, cut, term
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,18 @@ def test_any_text_can_be_packed(text: str, context: str | None) -> None:
     counts = unpack(packed)
     assert list(counts) == sorted(counts)
     assert set(map(term, ENGLISH.stems(text))) <= set(counts)
+
+
+@given(st.text(st.characters(max_codepoint=127)))
+def test_ascii_is_cut_as_the_tokenizer_of_sqlite_cuts_it(text: str) -> None:
+    assert [*cut(text), "e"] == cut(f"{text} é"), "what is not ASCII goes to the tokenizer"
+
+
+def test_words_are_the_same_after_very_many_others() -> None:
+    before = pack("hiking at 4711")
+    many = unpack(pack(" ".join(map(str, range(30_000)))))
+    assert len(many) == 30_000
+    assert pack("hiking at 4711") == before
 
 
 def test_threads_cut_words_at_the_same_time() -> None:

@@ -103,14 +103,15 @@ class PerdureStore(SweepsItems, BaseStore):
     # --- flows
 
     def _batch(self, ops: Sequence[Op]) -> Flow[list[Result]]:
-        newest = {(tuple(op.namespace), op.key): op for op in ops if isinstance(op, PutOp)}
-        changes = [self._change(op) for op in newest.values()]
+        changes = [self._change(op) for op in ops if isinstance(op, PutOp)]
         gets = [op for op in ops if isinstance(op, GetOp)]
         got = iter((yield from self._items.get((op.namespace, op.key) for op in gets)))
         results: list[Result] = []
         refreshed: list[Item] = []
         for op in ops:
-            if isinstance(op, GetOp):
+            if isinstance(op, PutOp):
+                results.append(None)
+            elif isinstance(op, GetOp):
                 item = next(got)
                 refreshed += [item] if op.refresh_ttl and item is not None else []
                 results.append(None if item is None else _item(item))
@@ -118,10 +119,8 @@ class PerdureStore(SweepsItems, BaseStore):
                 matches = yield from self._search(op)
                 refreshed += matches if op.refresh_ttl else []
                 results.append([self._search_item(item) for item in matches])
-            elif isinstance(op, ListNamespacesOp):
-                results.append((yield from self._namespaces(op)))
             else:
-                results.append(None)
+                results.append((yield from self._namespaces(op)))
         yield from self._items.write(changes, refreshed)
         return results
 
@@ -143,7 +142,7 @@ class PerdureStore(SweepsItems, BaseStore):
         if op.value is None:
             return ItemChange(op.namespace, op.key, None)
         ttl_s = None if op.ttl is None else op.ttl * 60
-        return ItemChange(op.namespace, op.key, dict(op.value), self._texts(op), ttl_s)
+        return ItemChange(op.namespace, op.key, {**op.value}, self._texts(op), ttl_s)
 
     def _texts(self, op: PutOp) -> list[str] | None:
         """Return the texts that an item is found by, or None for every text in its value."""
@@ -159,6 +158,9 @@ class PerdureStore(SweepsItems, BaseStore):
         return SearchItem(item.namespace, item.key, item.value, item.created_at, item.at, score)
 
 
+_OPS = (PutOp, GetOp, SearchOp, ListNamespacesOp)
+
+
 def _checked(ops: Iterable[Op]) -> list[Op]:
     checked = [*ops]
     for op in checked:
@@ -168,7 +170,7 @@ def _checked(ops: Iterable[Op]) -> list[Op]:
 
 def _check(op: Op) -> None:
     """Raise for operations that LangGraph's own methods refuse: those of a batch have not passed through them."""
-    if not isinstance(op, GetOp | SearchOp | ListNamespacesOp | PutOp):
+    if not isinstance(op, _OPS):
         raise UsageError(f"an operation of a batch is a GetOp, SearchOp, ListNamespacesOp or PutOp, not {op!r:.100}")
     named: Any = getattr(op, "namespace_prefix" if isinstance(op, SearchOp) else "namespace", ())
     if isinstance(named, str):  # would be taken for labels of one letter each

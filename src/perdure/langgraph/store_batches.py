@@ -32,18 +32,20 @@ class MergedBatches:
         self._run = run
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, _LoopQueue] = WeakKeyDictionary()
 
-    async def run(self, ops: Sequence[Op]) -> list[Result]:
-        """Run operations, and return their results in order. Other batches of this event loop may run with them.
+    def run(self, ops: Sequence[Op]) -> asyncio.Future[list[Result]]:
+        """Run operations, and return a future of their results in order. Others of this event loop may run with them.
 
-        If the caller is cancelled before its batch has begun, nothing is done.
+        If it is cancelled before its batch has begun, nothing is done.
         """
         loop = asyncio.get_running_loop()
-        queue = self._queues.setdefault(loop, _LoopQueue())
+        queue = self._queues.get(loop)
+        if queue is None:
+            queue = self._queues[loop] = _LoopQueue()
         future: asyncio.Future[list[Result]] = loop.create_future()
         queue.waiting.append((ops, future))
         if queue.task is None:
             queue.task = loop.create_task(self._drain(queue))
-        return await future
+        return future
 
     async def _drain(self, queue: _LoopQueue) -> None:
         try:
@@ -99,8 +101,10 @@ def _merge(batches: Sequence[Sequence[Op]]) -> tuple[list[Op], list[list[int]]]:
         for op in ops:
             place = len(merged)
             if not isinstance(op, PutOp):
-                # A search with a filter has a dict, which has no hash.
-                place = reads.setdefault(repr(op), place)
+                try:
+                    place = reads.setdefault((type(op), op), place)
+                except TypeError:  # a search with a filter has a dict, which has no hash
+                    place = reads.setdefault(repr(op), place)
             if place == len(merged):
                 merged.append(op)
             mine.append(place)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any, Final
 
 from perdure.errors import ExtraMissing, UsageError
@@ -92,7 +92,6 @@ def _snowball(language: str) -> Analyzer:
         raise UsageError(f"words={language!r:.40}: {', '.join((*_NAMED, *languages))}, or a function")
     local = threading.local()  # a stemmer may not be used by two threads at once
 
-    @lru_cache(20_000)
     def stem(word: str) -> str:
         if not hasattr(local, "stemmer"):
             local.stemmer = Stemmer.Stemmer(language, 0)

@@ -116,18 +116,19 @@ def write_items(ctx: StoreContext, changes: Sequence[ItemChange], refreshed: Seq
         return
     now = ctx.clock_us()
     paths = {labels: path_of(labels) for labels in {tuple(one.namespace) for one in changes}}
-    newest = {(paths[tuple(one.namespace)], check_key(one.key)): one for one in changes}
-    if any(not path and one.value is not None for (path, _), one in newest.items()):
-        raise UsageError("an item needs a namespace of at least one label")
-    puts = [(path, one) for (path, _), one in newest.items() if one.value is not None]
-    drafts = [flows.draft_version(ctx, now, one.key, one.value, text=_text(one), ttl_s=one.ttl_s) for _, one in puts]
-    versions = yield from flows.with_vectors(ctx, (yield from flows.new_versions(ctx, drafts)))
+    newest = {(paths[tuple(one.namespace)], one.key): one for one in changes}
+    drafts: list[NewVersion] = []
     by_path: _Changes = {}
-    for (path, _), version in zip(puts, versions, strict=True):
-        by_path.setdefault(path, []).append(version)
     for (path, key), one in newest.items():
         if one.value is None:
-            by_path.setdefault(path, []).append(NewVersion(key, gone=DELETED))
+            version = NewVersion(check_key(key), gone=DELETED)
+        elif not path:
+            raise UsageError("an item needs a namespace of at least one label")
+        else:
+            version = flows.draft_version(ctx, now, key, one.value, text=_text(one), ttl_s=one.ttl_s)
+            drafts.append(version)
+        by_path.setdefault(path, []).append(version)
+    yield from flows.with_vectors(ctx, (yield from flows.new_versions(ctx, drafts)))
     ordered = dict(sorted(by_path.items()))  # every writer locks namespaces in this order, against deadlocks
     tenant = yield from ctx.ensure_tenant()
 

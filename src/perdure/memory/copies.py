@@ -89,12 +89,12 @@ def import_lines(ctx: StoreContext, labels: Labels, lines: Iterable[Any], form: 
     if isinstance(lines, Mapping):  # what `get_all` of mem0 returns is one mapping
         lines = [lines]
     now, count = ctx.clock_us(), 0
-    by_path: dict[str, dict[str, flows.VersionDraft]] = {}
+    by_path: dict[str, dict[str, NewVersion]] = {}
     for number, line in enumerate(lines, 1):
         for item in _read(ctx, line, form, number):
             if item.expires is None or item.expires > now:
                 draft = flows.draft_version(ctx, now, item.key, item.value, **item.options)
-                draft.columns["expires"] = item.expires
+                draft.expires = item.expires
                 by_path.setdefault(path_of((*labels, *item.labels)), {})[item.key] = draft
     if "" in by_path:
         raise UsageError("an item needs a namespace: import into one, such as users/alice")
@@ -105,7 +105,7 @@ def import_lines(ctx: StoreContext, labels: Labels, lines: Iterable[Any], form: 
     return count
 
 
-def _put(ctx: StoreContext, path: str, drafts: list[flows.VersionDraft], now: int) -> Flow[int]:
+def _put(ctx: StoreContext, path: str, drafts: list[NewVersion], now: int) -> Flow[int]:
     versions = yield from flows.new_versions(ctx, drafts)
     there = yield from flows.query(ctx, rows.read_keys, [(path, version.key) for version in versions], now)
     new = [version for version, old in zip(versions, there, strict=True) if not _is_same(version, old)]

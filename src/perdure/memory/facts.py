@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from typing import Any, Final, Literal, NamedTuple, get_args
+
+from msgspec.structs import replace
 
 from perdure.errors import ExtraMissing, UsageError
 from perdure.memory import flows, rows

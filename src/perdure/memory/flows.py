@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
+
+from msgspec.structs import replace
 
 from perdure.errors import Conflict, NotFound, OutcomeUnknown, UsageError
 from perdure.memory import rows
@@ -51,13 +52,6 @@ def query(ctx: StoreContext, program: Callable[..., Program[T]], *args: Any) -> 
     return (yield from read(partial(program, 0 if tenant is None else tenant, *args)))
 
 
-class VersionDraft(NamedTuple):
-    """A version that is checked and encoded, but not indexed yet."""
-
-    content: Content
-    columns: dict[str, Any]
-
-
 def draft_version(
     ctx: StoreContext,
     now: int,
@@ -74,8 +68,8 @@ def draft_version(
     expect: int | None = None,
     source: str | None = None,
     schema: str | None = None,
-) -> VersionDraft:
-    """Check and encode the arguments of a put. Raises Unstorable and UsageError.
+) -> NewVersion:
+    """Check and encode the arguments of a put, for `new_versions`. Raises Unstorable and UsageError.
 
     Encoding happens during the call, so that later changes of the value are not stored.
     """
@@ -93,31 +87,30 @@ def draft_version(
         if isinstance(value, Mergeable):
             raise UsageError("put(schema=…): a value that merges has no schema; leave it out")
         steps_from(check_schema(schema))  # refuse to write what this process could not read
-    columns = {
-        "key": check_key(key),
-        "kind": check_name(kind, "kind"),
-        "pinned": pinned,
-        "valid_from": start,
-        "valid_to": end,
-        "expires": None if ttl_s is None else now + int(ttl_s * 1e6),
-        "expect": expect,
-    }
-    content = Content(encode(value, ctx.codec), schema, text, context, source, ttl_s)
-    return VersionDraft(content, columns | _merge(ctx, value, content))
+    return NewVersion(
+        check_key(key),
+        kind=check_name(kind, "kind"),
+        pinned=pinned,
+        valid_from=start,
+        valid_to=end,
+        expires=None if ttl_s is None else now + int(ttl_s * 1e6),
+        expect=expect,
+        **_content(ctx, value, Content(encode(value, ctx.codec), schema, text, context, source, ttl_s)),
+    )
 
 
-def _merge(ctx: StoreContext, value: Any, content: Content) -> dict[str, Any]:
-    return {"merge": Merge(value, content, ctx.codec, searcher_of(ctx).words)} if isinstance(value, Mergeable) else {}
+def _content(ctx: StoreContext, value: Any, content: Content) -> dict[str, Any]:
+    merge = Merge(value, content, ctx.codec, searcher_of(ctx).words) if isinstance(value, Mergeable) else None
+    return {"content": content, "merge": merge}
 
 
 def new_version(ctx: StoreContext, now: int, key: str, value: Any, **options: Any) -> NewVersion:
     """Return the version that a put writes. `options` are those of `draft_version`."""
-    draft = draft_version(ctx, now, key, value, **options)
-    return _version(ctx, draft.content, **draft.columns)
+    return _versions(ctx, [draft_version(ctx, now, key, value, **options)])[0]
 
 
-def new_versions(ctx: StoreContext, drafts: Sequence[VersionDraft]) -> Flow[list[NewVersion]]:
-    """Return the versions of drafts, indexed. An async flow indexes large ones on a thread."""
+def new_versions(ctx: StoreContext, drafts: list[NewVersion]) -> Flow[list[NewVersion]]:
+    """Complete the versions of `draft_version`. An async flow indexes large ones on a thread."""
     size = sum(len(draft.content.value) + len(draft.content.text or "") for draft in drafts)
     make = partial(_versions, ctx, drafts)
     return make() if len(drafts) <= _ASIDE_ITEMS and size <= _ASIDE_BYTES else (yield from aside(make))
@@ -136,32 +129,20 @@ def check_expected(version: object) -> None:
 def _next_version(ctx: StoreContext, old: ItemRow, value: Any, schema: str | None, text: str | None) -> NewVersion:
     """Return a version of the same item with another value. Raises Unstorable."""
     content = old.content()._replace(value=encode(value, ctx.codec), schema=schema, text=text)
-    return _version(
-        ctx,
-        content,
-        **_merge(ctx, value, content),
-        key=old.key,
-        kind=old.kind,
-        pinned=bool(old.pinned),
-        valid_from=old.valid_from,
-        valid_to=old.valid_to,
-        expires=old.expires,
-        expect=old.version,
-    )
+    kept = {name: getattr(old, name) for name in ("key", "kind", "valid_from", "valid_to", "expires")}
+    kept |= _content(ctx, value, content)
+    return _versions(ctx, [NewVersion(**kept, pinned=bool(old.pinned), expect=old.version)])[0]
 
 
-def _versions(ctx: StoreContext, drafts: Sequence[VersionDraft]) -> list[NewVersion]:
-    return [_version(ctx, draft.content, **draft.columns) for draft in drafts]
-
-
-def _version(ctx: StoreContext, content: Content, **columns: Any) -> NewVersion:
-    found_by = indexed(content, columns["key"], ctx.codec)
-    # Of a value that merges only a text of its own is known before the write.
-    is_known = columns.get("merge") is None or content.text is not None
-    embedded = found_by.embedded if is_known and searcher_of(ctx).embedding is not None else ""
-    return NewVersion(
-        body=rows.pack(content), words=searcher_of(ctx).words.pack(found_by), embedded=embedded, **columns
-    )
+def _versions(ctx: StoreContext, drafts: list[NewVersion]) -> list[NewVersion]:
+    searcher = searcher_of(ctx)
+    for version in drafts:
+        found_by = indexed(version.content, version.key, ctx.codec)
+        version.body, version.words = rows.pack(version.content), searcher.words.pack(found_by)
+        # Of a value that merges only a text of its own is known before the write.
+        if searcher.embedding is not None and (version.merge is None or version.content.text is not None):
+            version.embedded = found_by.embedded
+    return drafts
 
 
 def put(ctx: StoreContext, path: str, versions: Sequence[NewVersion], now: int, commit: Commit) -> Flow[Written]:
@@ -170,17 +151,16 @@ def put(ctx: StoreContext, path: str, versions: Sequence[NewVersion], now: int, 
 
 
 def with_vectors(ctx: StoreContext, versions: Sequence[NewVersion]) -> Flow[Sequence[NewVersion]]:
-    """Return versions with vectors of the store's embedder. One that cannot be embedded gets no vector."""
+    """Complete versions with vectors of the store's embedder. One that cannot be embedded gets no vector."""
     embedding = searcher_of(ctx).embedding
     if embedding is None:
         return versions
     embedded = yield from embedding.embed([version.embedded for version in versions])
     if embedded.problem:
         _log.warning("stored without vectors: %s", embedded.problem, extra=event("memory.not_embedded"))
-    return [
-        version if vec is None else replace(version, model=embedding.id, vec=vec)
-        for version, vec in zip(versions, embedded.vectors, strict=True)
-    ]
+    for version, vec in zip(versions, embedded.vectors, strict=True):
+        version.model, version.vec = (None, None) if vec is None else (embedding.id, vec)
+    return versions
 
 
 def update(ctx: StoreContext, path: str, key: str, change: Callable[[Any], Any], commit: Commit) -> Flow[Written]:

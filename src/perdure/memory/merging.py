@@ -7,9 +7,8 @@ It never falls, also if the item went back to a snapshot or was deleted: no othe
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from blake3 import blake3
+from msgspec.structs import replace
 
 from perdure.errors import UsageError
 from perdure.memory.labels import unescaped

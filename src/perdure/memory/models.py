@@ -190,13 +190,13 @@ def _collect(value: object, texts: list[str], labels: list[str]) -> None:
     """Add the texts of a value, and its labels: names of fields, and numbers."""
     if isinstance(value, str):
         texts.append(value)
-    elif isinstance(value, int | float) and not isinstance(value, bool):
+    elif isinstance(value, (int, float)) and not isinstance(value, bool):
         labels.append(str(value))
-    elif isinstance(value, Mapping):
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        for inner in value:
+            _collect(inner, texts, labels)
+    elif isinstance(value, (dict, Mapping)):
         for name, inner in value.items():
             if name != "<type>":
                 labels.append(str(name))
                 _collect(inner, texts, labels)
-    elif isinstance(value, list | tuple | set | frozenset):
-        for inner in value:
-            _collect(inner, texts, labels)

@@ -7,11 +7,11 @@ reason. A version takes the next number of its namespace, so that an index in me
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import msgspec
 from blake3 import blake3
+from msgspec.structs import replace
 
 from perdure.errors import Conflict, Damaged, NotFound, UsageError
 from perdure.log.thread_table import next_number
@@ -51,7 +51,12 @@ _SET_SPACE = Sql(
 )
 _KEY = f"""SELECT {OF_ITEM} FROM memory_space s JOIN memory_item i ON i.tenant = s.tenant AND i.space = s.space
     WHERE s.tenant = :tenant AND s.path = :path AND i.key = :key"""
-_NEWEST = Sql(f"{_KEY} ORDER BY i.version DESC LIMIT 1", opens=OPENS)
+_NEWEST = Sql(
+    f"""WITH k (key) AS {{texts:keys}} SELECT {OF_ITEM} FROM memory_item i WHERE i.tenant = :tenant AND i.id IN (
+        SELECT (SELECT n.id FROM memory_item n WHERE n.tenant = :tenant AND n.space = s.space AND n.key = k.key
+        ORDER BY n.version DESC LIMIT 1) FROM k, memory_space s WHERE s.tenant = :tenant AND s.path = :path)""",
+    opens=OPENS,
+)
 _HISTORY = Sql(f"{_KEY} ORDER BY i.version", opens=OPENS)
 _UNPINNED = f"SELECT {OF_ITEM} FROM memory_item i WHERE i.tenant = :tenant AND i.space = :space AND i.pinned = 0"
 _OVER = (
@@ -168,8 +173,7 @@ class MergeVersions(Protocol):
         """`identity` is the namespace's among those of all stores, `number` and `at` are those of the new row."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class NewVersion:
+class NewVersion(msgspec.Struct, eq=False, gc=False):
     """A version to write. If `body` is None, it deletes the item, and `gone` is the reason."""
 
     key: str
@@ -189,6 +193,7 @@ class NewVersion:
     closes_at: int | None = None  # repeats the current version, valid only until this time
     is_summary: bool = False  # of the items that caps remove; its row is not returned
     merge: MergeVersions | None = None
+    content: Content = Content(b"")  # of a put: body, words and the text to embed are made of it
 
 
 Seen = frozenset[tuple[str, int]]  # keys and versions
@@ -246,27 +251,26 @@ class _Space:
             self.statements.append(_END(tenant=self.tenant, id=old.id, at=at))
             self._count(old, -1)
         self.last += 1
-        row = ItemRow(
-            id=self.space << SEQUENCE_BITS | self.last,
-            key=change.key,
-            version=1 if old is None else old.version + 1,
-            kind=change.kind or (old.kind if old is not None else ""),
-            body=change.body or b"",
-            bytes=len(change.body or b""),
-            pinned=int(change.pinned),
-            created_at=old.created_at if old is not None and there else at,
-            at=at,
-            ended_at=None,
-            valid_from=change.valid_from,
-            valid_to=change.valid_to,
-            expires=self.policy.expires(at, change.expires, change.pinned) if change.gone is None else None,
-            gone=change.gone,
-            path=self.path,
-        )
+        params: dict[str, Any] = {  # in the order of the row
+            "id": self.space << SEQUENCE_BITS | self.last,
+            "key": change.key,
+            "version": 1 if old is None else old.version + 1,
+            "kind": change.kind or (old.kind if old is not None else ""),
+            "body": change.body or b"",
+            "bytes": len(change.body or b""),
+            "pinned": int(change.pinned),
+            "created_at": old.created_at if old is not None and there else at,
+            "at": at,
+            "ended_at": None,
+            "valid_from": change.valid_from,
+            "valid_to": change.valid_to,
+            "expires": self.policy.expires(at, change.expires, change.pinned) if change.gone is None else None,
+            "gone": change.gone,
+        }
+        row = ItemRow(*[*params.values(), self.path])
         self._count(row, 1)
-        params = row._asdict()
-        del params["path"]
-        self.statements.append(ADD_ITEM(tenant=self.tenant, space=self.space, words=change.words, **params))
+        params |= {"tenant": self.tenant, "space": self.space, "words": change.words}
+        self.statements.append(ADD_ITEM.of(params))
         if change.vec is not None:
             self.statements.append(ADD_VECTOR(tenant=self.tenant, id=row.id, model=change.model, vec=change.vec))
         self.newest[change.key] = row
@@ -301,19 +305,20 @@ def write_versions(
     Return a row for each change, except for summaries and for versions that only close an item (`closes_at`). `last`:
     the transaction may end with the last statement. `seen`: caps must remove exactly these items; None allows any.
     """
-    keys = list(dict.fromkeys(one.key for one in changes))
-    reads = [_NEWEST(tenant=tenant, path=path, key=key) for key in keys] + _policies(tenant, path)
+    keys = dict.fromkeys([one.key for one in changes])
+    newest = _NEWEST(tenant=tenant, path=path, keys=msgspec.json.encode([*keys]).decode())
+    reads = [newest, *_policies(tenant, path)]
     merges = any(one.merge is not None for one in changes)
     stores = (yield Batch(STORE(tenant=tenant)))[0] if merges else []
-    locked, *answers = yield Batch(_LOCK(tenant=tenant, path=path), *reads)
+    locked, olds, *policies = yield Batch(_LOCK(tenant=tenant, path=path), *reads)
     if not locked:
         if all(one.body is None and one.closes_at is None and not one.expect for one in changes):
             return [None] * len(changes)
         yield from lock_space(tenant, path)
-        locked, *answers = yield Batch(_LOCK(tenant=tenant, path=path), *reads)
-    space = _Space(tenant, path, locked[0], _nearest(answers[len(keys) :]))
+        locked, olds, *policies = yield Batch(_LOCK(tenant=tenant, path=path), *reads)
+    space = _Space(tenant, path, locked[0], _nearest(policies))
     space.identity = identity_of(stores, space.space) if merges else ""
-    space.newest = {key: item_row(rows[0], path) if rows else None for key, rows in zip(keys, answers, strict=False)}
+    space.newest = {**keys, **{row[1]: item_row(row, path) for row in olds}}
     written = []
     for one in changes:
         if one.closes_at is not None:
@@ -383,20 +388,9 @@ def repeated(tenant: int, path: str, key: str, now: int, *, pinned: bool) -> Pro
         return None
     carried, *policies = yield Batch(CARRIED(tenant=tenant, id=item.id), *_policies(tenant, path), last=True)
     [(_, words, model, vec)] = carried
-    is_aged = _nearest(policies).is_aged(item.at, item.expires)  # of an item that is not pinned
-    return NewVersion(
-        key,
-        item.body,
-        item.kind,
-        words,
-        pinned,
-        item.valid_from,
-        item.valid_to,
-        None if is_aged else item.expires,
-        expect=item.version,
-        model=model,
-        vec=vec,
-    )
+    expires = None if _nearest(policies).is_aged(item.at, item.expires) else item.expires  # of one that is not pinned
+    holds = item.valid_from, item.valid_to, expires
+    return NewVersion(key, item.body, item.kind, words, pinned, *holds, expect=item.version, model=model, vec=vec)
 
 
 def lock_space(tenant: int, path: str) -> Program[None]:

@@ -12,7 +12,6 @@ import struct
 import threading
 import unicodedata
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple, cast
 from zlib import crc32
 
@@ -47,9 +46,13 @@ _SYMBOL = re.compile(
     "[\U0001f1e6-\U0001f1ff]{2}|[\u2300-\u23ff\u2600-\u27bf\u2b1b\u2b1c\u2b50\u2b55\U0001f000-\U0001faff]"
 )
 _NAME = re.compile("[A-Z][A-Za-z]+")
+_FIRST_NAME = re.compile(r"\A\s*[A-Z][A-Za-z]+")
 _CAMEL = re.compile("(?<=[a-z0-9])(?=[A-Z])")
 _CAMEL_WORD = re.compile(r"\w*[a-z0-9][A-Z]\w*")
 STEMMED_MAX = 64  # the tokenizer stems no longer words, and a cache should not keep them
+_KNOWN_MAX = 20_000  # words whose terms an analyzer keeps
+# What the tokenizer makes of ASCII: letters in lower case, digits, and separators.
+_ASCII = bytes(ord(chr(code).lower()) if chr(code).isalnum() else 32 for code in range(128)).ljust(256)
 _VERSION = 2  # of what analyzers make of a text: raise it when that changes, and items are cut again
 _PLAIN, _PORTER, _ACCENTS = range(3)  # the tokenizers
 _local = threading.local()
@@ -98,25 +101,29 @@ class Analyzer:
     def pack(self, text: IndexText) -> bytes:
         """Return the terms (four bytes each, ascending), their weighted counts (one byte each), and the mark."""
         counts: dict[int, int] = {}
-        for stems, weight in (
-            (self.stems(text.text), TEXT_WEIGHT),
-            (self.names(text.text), TEXT_WEIGHT),
-            (self.parts(text.text), LABEL_WEIGHT),
-            (self.stems(text.indexed_context), CONTEXT_WEIGHT),
-            (self.stems(_with_parts(f"{text.key} {text.labels}".strip())), LABEL_WEIGHT),
+        for numbers, weight in (
+            (self.terms(text.text), TEXT_WEIGHT),
+            (map(term, self.names(text.text)), TEXT_WEIGHT),
+            (map(term, self.parts(text.text)), LABEL_WEIGHT),
+            (self.terms(text.indexed_context), CONTEXT_WEIGHT),
+            (self.terms(_with_parts(f"{text.key} {text.labels}".strip())), LABEL_WEIGHT),
         ):
-            for number in map(term, stems):
+            for number in numbers:
                 counts[number] = counts.get(number, 0) + weight
         terms = sorted(counts)
-        weights = bytes([min(counts[number], COUNT_MAX) for number in terms])
-        return struct.pack(f"<{len(terms)}I", *terms) + weights + self._mark
+        weights = [count if (count := counts[number]) < COUNT_MAX else COUNT_MAX for number in terms]
+        return struct.pack(f"<{len(terms)}I", *terms) + bytes(weights) + self._mark
 
     def query_terms(self, query: str) -> dict[int, float]:
         """Return the different terms of a query, in its order, with the part of a word that each counts."""
         return dict.fromkeys(map(term, self.stems(query)), 1.0)
 
-    def names(self, text: str, start: int = 0) -> list[str]:
-        """Return the stop words from a place on that may be names, since they are capitalised: IT, Will, The Who."""
+    def terms(self, text: str) -> list[int]:
+        """Return the terms of a text, in order."""
+        return [*map(term, self.stems(text))]
+
+    def names(self, text: str) -> list[str]:
+        """Return the stop words that may be names, since they are capitalised: IT, Will, The Who."""
         return []
 
     def parts(self, text: str) -> list[str]:
@@ -141,18 +148,22 @@ class WordAnalyzer(Analyzer):
     ) -> None:
         super().__init__(id, self._stems)
         self.stem, self._stop, self.drops, self._has_accents = stem, stop, drops, has_accents
+        self._known = _KnownWords(lambda word: tuple(map(term, self._of_word(word))))
+
+    def terms(self, text: str) -> list[int]:
+        terms = [number for word in cut(text, has_accents=self._has_accents) for number in self._known[word]]
+        return terms if text.isascii() else [*terms, *map(term, _SYMBOL.findall(text))]
 
     def query_terms(self, query: str) -> dict[int, float]:
         # A question begins with a capital.
-        words = [*self._stems(query, self.dropped(query)), *self.names(query.lstrip(), 1)]
+        words = [*self._stems(query, self.dropped(query)), *self.names(_FIRST_NAME.sub("", query))]
         return dict.fromkeys(map(term, words or self._stems(query) or cut(query)), 1.0)
 
-    def names(self, text: str, start: int = 0) -> list[str]:
-        capitalised = (match[0].lower() for match in _NAME.finditer(text) if match.start() >= start)
-        return [word for word in capitalised if word in self._stop]
+    def names(self, text: str) -> list[str]:
+        return [word for name in _NAME.findall(text) if (word := name.lower()) in self._stop]
 
     def parts(self, text: str) -> list[str]:
-        return _SYLLABLE.findall(text)
+        return [] if text.isascii() else _SYLLABLE.findall(text)
 
     def dropped(self, query: str) -> frozenset[str]:
         """Return the words that say nothing in the language of a query."""
@@ -161,27 +172,41 @@ class WordAnalyzer(Analyzer):
 
     def _stems(self, text: str, without: frozenset[str] = frozenset()) -> list[str]:
         """Return the stems of a text's words, in order, without stop words and those in `without`."""
-        words: list[str] = []
-        for word in cut(text, has_accents=self._has_accents):
-            if word in self._stop or (without and folded(word) in without):
-                continue
-            if is_unspaced(word):
-                words += _PAIR.findall(word)
-                words += map(self._stemmed, _WITHIN.findall(word))
-            else:
-                words.append(self._stemmed(word))
-        return words if text.isascii() else [*words, *_SYMBOL.findall(text)]
+        words = [word for word in cut(text, has_accents=self._has_accents) if folded(word) not in without]
+        return [stem for word in words for stem in self._of_word(word)] + _SYMBOL.findall(text)
+
+    def _of_word(self, word: str) -> list[str]:
+        """Return the stems of a word: none of a stop word, pairs of characters of one that is cut into these."""
+        if word in self._stop:
+            return []
+        if is_unspaced(word):
+            return [*_PAIR.findall(word), *map(self._stemmed, _WITHIN.findall(word))]
+        return [self._stemmed(word)]
 
     def _stemmed(self, word: str) -> str:
         return self.stem(word) if len(word) <= STEMMED_MAX else word
 
 
+class _KnownWords(dict[str, tuple[int, ...]]):
+    """The terms of words that an analyzer has seen."""
+
+    def __init__(self, terms_of: Callable[[str], tuple[int, ...]]) -> None:
+        self._terms_of = terms_of
+
+    def __missing__(self, word: str) -> tuple[int, ...]:
+        if len(self) >= _KNOWN_MAX:
+            self.clear()
+        terms = self._terms_of(word)
+        if len(word) <= STEMMED_MAX:
+            self[word] = terms
+        return terms
+
+
 def _with_parts(names: str) -> str:
     """Return names with the words of which some are made: favorite Color favoriteColor."""
-    return " ".join([_CAMEL.sub(" ", names), *_CAMEL_WORD.findall(names)])
+    return names if names.islower() else " ".join([_CAMEL.sub(" ", names), *_CAMEL_WORD.findall(names)])
 
 
-@lru_cache(100_000)
 def term(stem: str) -> int:
     return crc32(stem.encode())
 
@@ -193,8 +218,8 @@ def is_unspaced(word: str) -> bool:
 
 def cut(text: str, *, has_accents: bool = False) -> list[str]:
     """Return the words of a text in lower case, without accents unless it `has_accents`."""
-    if not text:
-        return []
+    if text.isascii():
+        return text.encode().translate(_ASCII).decode().split()
     tokenize = _tokenizers()[_ACCENTS if has_accents else _PLAIN]
     return tokenize(unicodedata.normalize("NFKC", text).replace("ß", "ss").encode(errors="replace"))
 
@@ -204,7 +229,6 @@ def folded(word: str) -> str:
     return word if word.isascii() else "".join(cut(word))
 
 
-@lru_cache(20_000)
 def _stem(word: str) -> str:
     stem = "".join(_tokenizers()[_PORTER](word.encode()))
     return stem if stem.isascii() else CYRILLIC_ENDING.sub("", stem)

@@ -14,6 +14,7 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 from perdure.errors import Damaged, StoreError, UsageError
@@ -27,6 +28,7 @@ T = TypeVar("T")
 Dialect = Literal["sqlite", "postgres"]
 Row = tuple[Any, ...]
 Rows = list[Row]
+Params = Mapping[str, Any]
 
 # SQLite has one writer at a time and needs no row locks.
 # {now} is in microseconds since 1970, by the clock that all writers share. SQLite has no such clock: callers pass :now.
@@ -59,6 +61,13 @@ _LISTS: dict[Dialect, dict[str, str]] = {
         "texts": "(SELECT jsonb_array_elements_text(:{}::jsonb))",
     },
 }
+
+
+def values_of(names: Sequence[Any]) -> Callable[[Params], tuple[Any, ...]]:
+    """Return a function that takes the values of these parameters, in this order."""
+    if len(names) > 1:
+        return itemgetter(*names)
+    return lambda params: tuple([params[name] for name in names])
 
 
 def _fill(text: str, dialect: Dialect) -> str:
@@ -117,7 +126,7 @@ class Sql:
         self.seals = sorted(seals.items(), key=lambda item: item[1].kind != "index") if seals else []
         self.opens = list(opens.items()) if opens else []
         self.encrypted = bool(seals or opens)
-        self.hashes = [(name, column) for name, column in self.seals if column.hashed]
+        self.hashes = [(name, column, values_of(column.by)) for name, column in self.seals if column.hashed]
         self.checks = [(index, column) for index, column in self.opens if column.hashed]
         self.tolerant = tolerant
         self.keyless = keyless
@@ -134,10 +143,13 @@ class Sql:
             self.bare.checks = []
 
     def __call__(self, **params: Any) -> Statement:
-        for name, column in self.hashes:
+        return self.of(params)
+
+    def of(self, params: dict[str, Any]) -> Statement:
+        """Return the statement with these parameters. It keeps the dict, and adds the hashes of columns to it."""
+        for name, column, identity_of in self.hashes:
             if params[name] is not None:
-                by = tuple([params[by] for by in column.by])  # type: ignore[index]
-                params[name] = with_hash(column, params["tenant"], by, params[name])
+                params[name] = with_hash(column, params["tenant"], identity_of(params), params[name])
         return _new_statement(Statement, (self, params))
 
 

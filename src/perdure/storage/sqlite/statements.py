@@ -8,14 +8,12 @@ view whose columns are the parameters.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from operator import itemgetter
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from perdure.storage.program import Sql
+from perdure.storage.program import Params, Sql, values_of
 
 NOTHING_CHANGED = "the last text of a step changed nothing"
-Params = Mapping[str, Any]
 _PIECES = re.compile(r"""('(?:[^']|'')*'|"[^"]*")|--[^\n]*|\s+|:([A-Za-z_]\w*)""")
 
 
@@ -71,13 +69,4 @@ def _numbered(text: str) -> Text:
         return f"?{names.index(name) + 1}"
 
     numbered = _PIECES.sub(piece, text).strip()
-    return Text(numbered, _taker(names))
-
-
-def _taker(names: list[str]) -> Callable[[Params], tuple[Any, ...]]:
-    if not names:
-        return lambda _: ()
-    if len(names) == 1:
-        [name] = names
-        return lambda params: (params[name],)
-    return itemgetter(*names)
+    return Text(numbered, values_of(names))
