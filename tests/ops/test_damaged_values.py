@@ -107,6 +107,7 @@ NO_PAYLOAD = {
     # A state has the hash of its value, and the value is checked against it.
     "external": "tenant name hash bytes at is_written gone_at",
     "external_use": "tenant tree hash first last",
+    "run_external": "tenant run kind hash",
     "prepared": "gid decider deadline",
     "decision": "gid outcome at",
     "memory_item": "id tenant space bytes ended_at expires",

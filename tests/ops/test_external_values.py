@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from external_kit import files, swept
 from object_places import object_place
 
 import perdure
 from perdure.encryption import KeyFile
 from perdure.errors import KeyMissing, NotFound, Unstorable, UsageError
 from perdure.forensics import sandbox
-from perdure.threads.externals import collect
 
 VIDEO = bytes(range(256)) * 400
 CHILD = """
@@ -46,16 +46,6 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     else:
         (tmp_path / "objects").mkdir()
         yield {"url": url, "objects": tmp_path / "objects", "keys": keys}
-
-
-def swept(store: perdure.Store) -> int:
-    """Remove what nothing refers to, without waiting; return how many objects."""
-    tenant = store._run(store._context.ensure_tenant())
-    return store._run(collect(store._context, tenant, grace_us=0, kept_us=0))
-
-
-def files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file()]
 
 
 def test_a_state_holds_a_reference_and_the_value_is_read_on_demand(place: dict[str, Any]) -> None:
@@ -168,9 +158,7 @@ def test_copies_have_the_values_or_are_refused(place: dict[str, Any], tmp_path: 
     there = tmp_path / "there.db"
     with perdure.open(**place) as store:
         store.thread("t").save({"v": perdure.External(VIDEO)})
-        refused = (
-            "a perdure.External, and the store was opened without a place for such values: perdure.open\\(…, objects="
-        )
+        refused = "the store was opened without a place for such values: perdure.open\\(…, objects="
         with pytest.raises(UsageError, match=refused):
             store.ops.transfer(tmp_path / "without.db", threads=["t"])
         with pytest.raises(UsageError, match=refused):
@@ -207,7 +195,7 @@ def test_a_missing_or_changed_object_is_named(place: dict[str, Any]) -> None:
 
 
 def test_where_no_reference_is_kept_it_is_refused(tmp_path: Path) -> None:
-    kept = "kept by save and update of a thread alone"
+    kept = "kept in states of threads and graphs, in runs and messages to them, and nowhere else"
     with perdure.open(":memory:") as store, pytest.raises(Unstorable, match=kept):
         store.thread("t").save({"v": perdure.External(VIDEO)})
     with pytest.raises(UsageError, match="no such folder"):

@@ -63,6 +63,7 @@ from perdure.threads.thread import Thread
 from perdure.values.accelerator import speed as accelerator
 from perdure.values.codec import SIZE_MAX, Codec, decode, encode
 from perdure.values.diff import common_size
+from perdure.values.external import keys_of, noting
 from perdure.values.model_tags import ModelShape, model_texts
 from perdure.values.registry import REGISTRY
 
@@ -121,8 +122,10 @@ __all__ = [
     "is_journaled",
     "is_postgres",
     "journaled",
+    "keys_of",
     "member_turn",
     "model_texts",
+    "noting",
     "recall",
     "refuse_without_run",
     "register_agents",

@@ -7,7 +7,7 @@ changes the text in one place.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import orjson
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from perdure.adapters import ENVELOPE, Codec, Encoded, Part, decode, encode, envelope_text
+from perdure import External
+from perdure.adapters import ENVELOPE, Codec, Encoded, Part, decode, encode, envelope_text, keys_of, noting
 from perdure.errors import Unstorable, UsageError
 from perdure.langgraph.remembered import NOTHING, Written, write_messages
 from perdure.langgraph.serde import PerdureSerde, load_opaque
@@ -70,22 +71,37 @@ def encode_checkpoint(
         state[ENVELOPE] = envelope
         return Encoded(_write(state, {}, (), None, codec, native=False).text)
     state[ENVELOPE] = envelope
-    written = _write(state, versions, new_versions, before, serde.codec)
+    written = encode_state(state, serde.codec, versions, new_versions, before)
 
     def whole() -> Encoded:
         # This runs later, when the graph may have changed values that it wrote. So written channels are taken from
         # the text above, and only the channels that were copied from the parent are encoded from their values.
         others = {name for name in values if name not in new_versions}
-        return encode_checkpoint(checkpoint, metadata, parent, serde, codec, others, written)
+        again = encode_checkpoint(checkpoint, metadata, parent, serde, codec, others, written)
+        return again._replace(values=[*written.values, *again.values])
 
     weight = sum([part.known.weight_bytes for part in written.parts.values() if part.known is not None])
     record = before.record if before is not None else None
-    return Encoded(written.text, written.parts, record, whole, written.head, weight)
+    return written._replace(record=record, whole=whole, weight_bytes=weight)
 
 
-def encode_state(state: Mapping[str, Any], codec: Codec) -> Encoded:
-    """Encode a state with its envelope, and record where each channel is in its text. Raises Unstorable."""
-    return _write(state, {}, (), None, codec)
+def encode_state(
+    state: Mapping[str, Any],
+    codec: Codec,
+    versions: Mapping[str, Any] = MappingProxyType({}),
+    new_versions: Container[str] = (),
+    before: Encoded | None = None,
+) -> Encoded:
+    """Encode a state with its envelope, and record where each channel is in its text. Raises Unstorable.
+
+    Unchanged channels are copied from the parent's text (`before`). Large values of all channels are noted.
+    """
+    if codec.values is None:
+        return _write(state, versions, new_versions, before, codec)
+    with noting(codec) as noted:
+        written = _write(state, versions, new_versions, before, codec, noted=noted)
+    keys = {key for part in written.parts.values() for key in part.keys}
+    return written._replace(keys=tuple(sorted(keys)), values=noted)
 
 
 def _write(
@@ -96,8 +112,12 @@ def _write(
     codec: Codec,
     *,
     native: bool = True,
+    noted: Sequence[External[Any]] = (),
 ) -> Encoded:
-    """Encode a state channel by channel. Unchanged channels are copied from the parent's text (`before`)."""
+    """Encode a state channel by channel. Unchanged channels are copied from the parent's text (`before`).
+
+    `noted` gets the large values of those that are encoded.
+    """
     text, old_parts = (b"", {}) if before is None else (before.text, before.parts)
     old_text = memoryview(text)
     is_head = before is not None  # so far the text equals the parent's; it is not in `pieces` yet
@@ -114,12 +134,15 @@ def _write(
             pieces.append(key)
         version = versions.get(name)
         if old is not None and version is not None and version == old.version and name not in new_versions:
-            size, known = start + old.end - old.start, old.known
+            size = start + old.end - old.start
             if not is_head:
                 pieces.append(old_text[old.start : old.end])
-            parts[name] = Part(version, start, size, known)
+            parts[name] = old._replace(start=start, end=size)
             continue
+        seen = len(noted)
         messages = _messages(value, old, old_text, codec) if native and type(value) is list else None
+        if messages is not None and len(noted) > seen:
+            messages = None  # messages with large values are not remembered: what they refer to could not be told
         if messages is None:
             kept, piece, known = 0, _encode_channel(name, value, codec), None
         else:
@@ -131,7 +154,7 @@ def _write(
             pieces.append(old_text[old.start : old.start + kept])
         pieces.append(piece)
         size = start + kept + len(piece)
-        parts[name] = Part(version, start, size, known)
+        parts[name] = Part(version, start, size, known, tuple(keys_of(noted[seen:])))
     if is_head:
         head = size
         pieces.append(old_text[:head])

@@ -64,12 +64,12 @@ def writes_from(
         if channel == ERROR and isinstance(value, BaseException):
             value = repr(value)  # as LangGraph's own savers do: an exception is not data
         try:
-            text = value_to_text(value, serde)
+            text, values = value_to_text(value, serde)
         except Unstorable as error:
             path = f"state[{orjson.dumps(channel).decode()}]{error.path.removeprefix('state')}"
             named = Unstorable(str(error).replace(error.path, path, 1), path=path)
             raise name_channel(named, [channel]) from error
-        packed.append(Write(task_id, WRITES_IDX_MAP.get(channel, position), channel, task_path, text))
+        packed.append(Write(task_id, WRITES_IDX_MAP.get(channel, position), channel, task_path, text, values))
     return packed
 
 

@@ -6,12 +6,13 @@ be read without it. They cannot be compared either, so every checkpoint stores a
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
-from perdure.adapters import Codec, decode, encode
+from perdure import External
+from perdure.adapters import Codec, decode, encode, noting
 from perdure.errors import Undecodable, UsageError
 
 _TYPE = "perdure"
@@ -38,12 +39,15 @@ class PerdureSerde:
         return self if codec is self.codec else PerdureSerde(codec)
 
 
-def value_to_text(value: Any, serde: SerializerProtocol) -> bytes:
-    """Encode a single value, such as a pending write."""
+def value_to_text(value: Any, serde: SerializerProtocol) -> tuple[bytes, Sequence[External[Any]]]:
+    """Encode a single value, such as a pending write. Return the large values that it refers to as well."""
     if isinstance(serde, PerdureSerde):
-        return encode(value, serde.codec)
+        if serde.codec.values is None:
+            return encode(value, serde.codec), ()
+        with noting(serde.codec) as noted:
+            return encode(value, serde.codec), noted
     kind, data = serde.dumps_typed(value)
-    return _OPAQUE + kind.encode() + _OPAQUE + data
+    return _OPAQUE + kind.encode() + _OPAQUE + data, ()
 
 
 def value_from_text(text: bytes, serde: SerializerProtocol, codec: Codec) -> Any:

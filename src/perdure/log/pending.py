@@ -27,6 +27,7 @@ from perdure.log.thread_table import (
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 from perdure.values.compress import compress_against, decompress_bounded, zstd
 from perdure.values.dictionary import compress_alone, decompress_alone
+from perdure.values.external import External
 from perdure.values.limits import SIZE_MAX
 
 QUESTIONS = "__interrupt__"  # the key of the questions that a task stops for (`task_questions.py`)
@@ -101,13 +102,14 @@ _TIP = Sql(
 
 
 class Write(NamedTuple):
-    """One pending write, with its value as text."""
+    """One pending write, with its value as text. `values`: the large values that the text refers to."""
 
     task: str
     idx: int
     key: str
     path: str
     text: bytes
+    values: Sequence[External[Any]] = ()
 
 
 class Against(NamedTuple):

@@ -205,13 +205,14 @@ EXTERNAL = Table(
     (Index("external_hash", "tenant, hash", unique=True, where="gone_at IS NULL"),),
     versioned=False,
 )
-# Which values a tree's records refer to: some of those from `first` to `last`.
+# Which values a tree's records, and the writes on them, refer to: some of those from `first` to `last`.
 EXTERNAL_USE = Table(
     "external_use",
     (Column("tree", "int"), Column("hash", "bytes"), Column("first", "int"), Column("last", "int")),
     ("tree", "hash"),
     (Index("external_use_hash", "tenant, hash"),),
     versioned=False,
+    holds_values=True,
 )
 TABLES = (THREAD, TAG, RECORD, BODY, SPACE, LABEL, WRITE, PIN, ARCHIVED, ERASED, REMOVAL, EXTERNAL, EXTERNAL_USE)
 

@@ -33,6 +33,7 @@ from perdure.storage.twins import awaited, blocking, of_part
 from perdure.storage.urls import open_driver
 from perdure.threads.checks import check_name
 from perdure.threads.context import WARN_BYTES, Handle, StoreContext
+from perdure.threads.externals import Contents
 from perdure.threads.store import CACHE_BYTES, DEFAULT_TENANT, ThreadStore
 from perdure.values.registry import Codec
 
@@ -96,9 +97,7 @@ def open_store(
         driver = wrapped(driver)
     context = StoreContext(driver, Codec(trust=trust), BaseCache(cache_bytes), tenant, warn_bytes=warn_bytes)
     if objects is not None:
-        from perdure.storage.object_folder import objects_at
-
-        context.objects = objects_at(objects)
+        _keep_values_at(objects, context)
     searcher_of(context).scopes, searcher_of(context).words = TenantCache(memory_cache_bytes), analyzer
     if (cache := driver.capabilities.keys) is not None:  # texts in memory are dropped with the key that opened them
         cache.listen(context.cache)
@@ -122,6 +121,13 @@ def open_store(
 
 
 open = open_store  # the name in `perdure`
+
+
+def _keep_values_at(objects: str | os.PathLike[str], context: StoreContext) -> None:
+    from perdure.storage.object_folder import objects_at
+
+    context.objects = objects_at(objects)
+    context.codec = context.codec.with_values(Contents(context))
 
 
 def _encrypting(keys: object) -> Callable[[Driver], Driver]:
@@ -186,7 +192,10 @@ class Store(Handle, AsyncClosing):
 
         Closing one of these stores closes all of them.
         """
-        return Store(replace(self._context, tenant_name=check_name(name, "tenant"), known_tenant=None))
+        context = replace(self._context, tenant_name=check_name(name, "tenant"), known_tenant=None)
+        if context.codec.values is not None:  # large values are those of a tenant
+            context.codec = context.codec.with_values(Contents(context))
+        return Store(context)
 
     thread = of_part(_threads, ThreadStore.thread)
     threads, athreads = of_part(_threads, ThreadStore.threads), of_part(_threads, ThreadStore.athreads)

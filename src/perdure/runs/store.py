@@ -28,6 +28,7 @@ from perdure.storage.twins import awaited, blocking
 from perdure.threads.actions import noted
 from perdure.threads.checks import check_limit, check_name
 from perdure.threads.context import Handle, StoreContext
+from perdure.threads.externals import referring
 
 if TYPE_CHECKING:  # imported where they are used: most programs need none of them
     from perdure.runs.engine.bulk import Action, BulkResult
@@ -96,7 +97,8 @@ class RunStore(Handle):
             return self._handle(row.id, row.status)
         op = _keyed_start(new, key, debounce_s, singleton, has_more=bool(id or delay_s or tags))
         tenant = yield from self._context.ensure_tenant()
-        row = yield from write(partial(op, tenant, now=self._context.clock_us()))
+        starting = partial(write, partial(op, tenant, now=self._context.clock_us()))
+        row = yield from referring(self._context, new.values, starting)
         return self._handle(row.id, row.status)
 
     astart = awaited(start)

@@ -166,6 +166,17 @@ RUN_BLOB = Table(
     refers_to="blob",
     owner="run",
 )
+# Which large values in objects (`perdure.External`) the rows of a run refer to (journal/values.py).
+OF_VALUE, OF_JOURNAL, OF_MAIL = "value", "journal", "mail"  # values of run_external.kind
+RUN_EXTERNAL = Table(
+    "run_external",
+    (Column("run", "int"), Column("kind", "text"), Column("hash", "bytes")),
+    ("run", "kind", "hash"),
+    (Index("run_external_hash", "tenant, hash"),),
+    looked_up=(("hash",),),
+    owner="run",
+    holds_values=True,
+)
 # Which version of a function new runs get, and which share of them gets a canary.
 DEPLOYMENT = Table(
     "deployment",
@@ -222,8 +233,8 @@ QUEUE = Table(
     policies=(RowPolicy("several", "(SELECT serves_several_tenants())"),),
 )
 TABLES = (
-    RUN, RUN_TAG, RUN_COUNT, RUN_VALUE, JOURNAL, EMITTED, ASK, ANSWER, MAIL, BLOB, RUN_BLOB, DEPLOYMENT, SCHEDULE,
-    QUEUE,
+    RUN, RUN_TAG, RUN_COUNT, RUN_VALUE, JOURNAL, EMITTED, ASK, ANSWER, MAIL, BLOB, RUN_BLOB, RUN_EXTERNAL,
+    DEPLOYMENT, SCHEDULE, QUEUE,
 )  # fmt: skip
 PARTS = [table for table in TABLES if table.owner and table is not RUN]  # their rows belong to one run
 

@@ -33,7 +33,7 @@ from perdure.threads.models import moment
 from perdure.transfers.catalogue import BackupRow, place_copy
 from perdure.transfers.files import AtomicFile, file_path, local_file, work_folder
 from perdure.transfers.memory import NAMESPACES, copy_memory
-from perdure.transfers.runs import copy_run, family_head
+from perdure.transfers.runs import copy_run, copy_run_values, family_head
 from perdure.transfers.transfer import all_of, transfer_some
 
 Place = str | os.PathLike[str]
@@ -168,6 +168,7 @@ def _fill(source: StoreContext, target: StoreContext, chosen: _Choice) -> None:
     transfer_some(source, target, chosen.threads, (), "", None, move=False)
     to = drive(target.driver, target.ensure_tenant())
     for id in chosen.runs:
+        copy_run_values(source, target, id)
         drive(target.driver, write_repair(partial(copy_run, source, to, id, lambda _rows: None, as_is=True)))
     copy_memory(source, target, {*chosen.namespaces}.__contains__)
 

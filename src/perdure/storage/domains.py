@@ -103,6 +103,7 @@ class Table:
     remembered: str = "false"
     # Why the runs of a tenant that has rows here cannot be rewound in this store alone; "": they can.
     ties_runs: str = ""
+    holds_values: bool = False  # each row is a use of the large value that its `hash` names (`threads/externals.py`)
     policies: tuple[RowPolicy, ...] = ()  # for a table that is not of a tenant, or besides `OF_TENANT`
     roles_may: Literal["write", "add", "read"] = "write"  # what roles may do that do not own the store
     # SQLite keeps rows in the order of the key; "number": the key is the rowid; "heap": rows are too large for a key.

@@ -25,7 +25,7 @@ from perdure.runs.journal.entries import INTENT, unpack
 from perdure.runs.journal.mail import IS_ANSWER, MailRow
 from perdure.runs.journal.rows import FINISHED, NEVER
 from perdure.runs.run_table import RunRow
-from perdure.runs.tables import JOURNAL_BODY, MAIL_HEADER, MAIL_VALUE
+from perdure.runs.tables import JOURNAL_BODY, MAIL_HEADER, MAIL_VALUE, OF_JOURNAL
 from perdure.snapshots import rewind
 from perdure.storage.program import Batch, Flow, Program, Sql, read, write
 from perdure.teams.channels import refuse_sent_away
@@ -120,9 +120,10 @@ _LAST = Sql(
 _DROP = [
     Sql(
         f"""DELETE FROM {table} WHERE tenant = :tenant AND run = :run
-        {f"AND (kind <> {INTENT} OR seq IN {{numbers:undone}})" if table == "journal" else ""}"""
+        {f"AND (kind <> {INTENT} OR seq IN {{numbers:undone}})" if table == "journal" else ""}
+        {f"AND kind = '{OF_JOURNAL}'" if table == "run_external" else ""}"""
     )
-    for table in ("answer", "ask", "journal", "run_blob")
+    for table in ("answer", "ask", "journal", "run_blob", "run_external")
 ]
 
 

@@ -1,29 +1,35 @@
-"""Large values of states (`values/external.py`): where they are, and that none is missing or left for ever.
+"""Large values (`values/external.py`): where they are, and that none is missing or left for ever.
 
 An object has a name that is never used again, so that no late removal can hit a value that is stored anew. First a row
-names the object, then it is written, then the transaction of the save refers to it and checks that the row is there. So
-a crash leaves an object without a reference, which `collect` removes, and never a reference without its object.
+names the object, then it is written, then the transaction that refers to it writes a use (`external_rows.py`) and
+checks that the row is there. So a crash leaves an object without a use, which `collect` removes, and never a use
+without its object. Tables of uses declare `holds_values`; collection asks all of them, and their past for snapshots.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
-from perdure.errors import Damaged, NotFound, UsageError
+from perdure.errors import Conflict, Damaged, NotEncrypted, NotFound, Undecodable, UsageError
+from perdure.log.ids import first_id
 from perdure.storage.columns import EncryptedColumn
+from perdure.storage.domains import all_tables
 from perdure.storage.object_folder import Objects
 from perdure.storage.program import Batch, Flow, Program, Sql, adrive, aside, change, drive, fetch, read, write
 from perdure.storage.store_tables import STORE
 from perdure.storage.versions import installed
 from perdure.threads.context import StoreContext
-from perdure.threads.external_rows import IS_THERE
-from perdure.values.external import External, content_hash
+from perdure.threads.external_rows import HOUR_US, IS_THERE, Retired
+from perdure.values.external import External, content_hash, keys_of, packed, unpacked
 from perdure.values.registry import Codec
 
-GRACE_US = 3_600_000_000  # for a save between its object and its transaction; without it, the save would begin again
-KEPT_US = 30 * 24 * GRACE_US  # how long an object stays that nothing refers to: a backup may refer to it
+T = TypeVar("T")
+_SECOND_US = 1_000_000  # ids of records may be ahead of the clock by less; those of later writes are far ahead
+GRACE_US = HOUR_US  # for a save between its object and its transaction; without it, the save would begin again
+_ATTEMPTS = 8  # an attempt fails only because a collection without grace has removed a value
+KEPT_US = 30 * 24 * HOUR_US  # how long an object stays that nothing refers to: a backup may refer to it
 _PAGE = 200
 _BODY = EncryptedColumn("external.body", "bytes", ("hash",))
 _CLAIM = Sql(f"UPDATE external SET at = {{now}} WHERE {IS_THERE} RETURNING name, is_written")
@@ -32,26 +38,27 @@ _ADD = Sql(
     VALUES (:tenant, :name, :hash, :bytes, {now}, 0, NULL) ON CONFLICT DO NOTHING"""
 )
 _NAME = Sql(f"SELECT name FROM external WHERE {IS_THERE}")
-_LOCK_USES = Sql("SELECT 1 FROM external_use WHERE tenant = :tenant {for_update}")
+_LOCK = Sql("SELECT 1 FROM external WHERE tenant = :tenant AND gone_at IS NULL ORDER BY hash {for_update}")
 _IS_HELD = """EXISTS (SELECT 1 FROM {} r WHERE r.tenant = external_use.tenant AND r.tree = external_use.tree
     AND r.id BETWEEN external_use.first AND external_use.last AND r.body IS NOT NULL)"""
-_DROP_USES = "DELETE FROM external_use WHERE tenant = :tenant AND NOT {}"
-_RETIRE = Sql(
-    """UPDATE external SET gone_at = {now} WHERE tenant = :tenant AND gone_at IS NULL AND at <= {now} - :grace
-        AND NOT EXISTS (SELECT 1 FROM external_use u WHERE u.tenant = external.tenant AND u.hash = external.hash)"""
+_DROP_USES = """DELETE FROM external_use WHERE tenant = :tenant AND NOT {} AND (last < :started OR NOT EXISTS (
+    SELECT 1 FROM thread t WHERE t.tenant = external_use.tenant AND t.tree = external_use.tree))"""
+_RETIRE = (
+    "UPDATE external SET gone_at = {{now}} WHERE tenant = :tenant AND gone_at IS NULL AND at <= {{now}} - :grace{}"
 )
+_IS_USED = "EXISTS (SELECT 1 FROM {} u WHERE u.tenant = external.tenant AND u.hash = external.hash)"
+_LOST = """SELECT DISTINCT u.hash FROM {} u WHERE u.tenant = :tenant AND NOT EXISTS (SELECT 1 FROM external e
+    WHERE e.tenant = u.tenant AND e.hash = u.hash AND e.gone_at IS NULL)"""
 _GONE = Sql(
     """SELECT name FROM external WHERE tenant = :tenant AND gone_at IS NOT NULL AND gone_at <= {now} - :kept
     ORDER BY name LIMIT :limit"""
 )
 _FORGET = Sql("DELETE FROM external WHERE tenant = :tenant AND name = :name AND gone_at IS NOT NULL")
-_ALL = Sql(
-    """SELECT hash FROM external WHERE tenant = :tenant AND gone_at IS NULL AND is_written = 1 AND hash > :after
+_USED = """SELECT hash FROM external WHERE tenant = :tenant AND gone_at IS NULL AND hash > :after AND ({})
     ORDER BY hash LIMIT :limit"""
-)
 
 
-_ANY = Sql("SELECT 1 FROM external WHERE tenant = :tenant LIMIT 1")
+HAS_VALUES = Sql("SELECT 1 FROM external WHERE tenant = :tenant LIMIT 1")
 
 
 class Contents:
@@ -83,15 +90,19 @@ class Contents:
         stored = yield from aside(partial(objects.get, names[0][0]))
         if (cipher := (yield from _cipher(ctx, tenant, writes=False))) is not None:
             stored = cipher.decrypt(_BODY, stored, (key,))
-        if content_hash(stored) != key:
+        try:
+            content = yield from aside(partial(unpacked, stored))
+        except Undecodable:
+            content = b""
+        if content_hash(content) != key:
             raise Damaged(f"the value {key.hex()} was changed in {objects}: restore the object {names[0][0]} there")
-        return stored
+        return content
 
 
 def objects_of(ctx: StoreContext) -> Objects:
     if ctx.objects is None:
         raise UsageError(
-            "a state has a perdure.External, and the store was opened without a place for such values: "
+            "there is a perdure.External, and the store was opened without a place for such values: "
             'perdure.open(…, objects="s3://bucket/folder" or a folder)'
         )
     return ctx.objects
@@ -121,9 +132,9 @@ def _cipher(ctx: StoreContext, tenant: int, *, writes: bool) -> Flow[Any]:
 
 
 def keep(ctx: StoreContext, keys: Iterable[bytes], values: Sequence[External[Any]] = ()) -> Flow[None]:
-    """Write the objects of values that a state is about to refer to, unless they are there. Raises NotFound.
+    """Write the objects of values that a text is about to refer to, unless they are there. Raises NotFound.
 
-    `values` are those that may be new. The others of `keys` are referred to by an older state.
+    `values` are those that may be new. The others of `keys` are referred to by an older text.
     """
     tenant, new = (yield from ctx.ensure_tenant()), {value.hash: value for value in values}
     for key in sorted(set(keys)):
@@ -133,34 +144,55 @@ def keep(ctx: StoreContext, keys: Iterable[bytes], values: Sequence[External[Any
             content = value.content(ctx.codec)
             if content is None and isinstance(value._reader, Contents) and not value._reader.is_of(ctx):
                 content = yield from aside(partial(value._reader.read, value))
-        claimed = yield from write(partial(_claim, ctx, tenant, key, content))
-        if claimed is None:
+        if content is not None:
+            yield from _store(ctx, tenant, key, content)
+        elif not (yield from fetch(_NAME, tenant=tenant, hash=key)):
             raise NotFound(f"the value {key.hex()} is not in this store any more: nothing was saved")
-        name, is_written = claimed
-        if not is_written and content is not None:
-            cipher = yield from _cipher(ctx, tenant, writes=True)
-            body = content if cipher is None else cipher.encrypt(_BODY, content, (key,))
-            yield from aside(partial(objects_of(ctx).put, name, body))
 
 
-def _claim(ctx: StoreContext, tenant: int, key: bytes, content: bytes | None) -> Program[tuple[str, int] | None]:
+def _store(ctx: StoreContext, tenant: int, key: bytes, content: bytes) -> Flow[None]:
+    name, is_written = yield from write(partial(_claim, ctx, tenant, key, len(content)))
+    if is_written:
+        return
+    body = yield from aside(partial(packed, content))
+    if (cipher := (yield from _cipher(ctx, tenant, writes=True))) is not None:
+        body = cipher.encrypt(_BODY, body, (key,))
+    yield from aside(partial(objects_of(ctx).put, name, body))
+
+
+def _claim(ctx: StoreContext, tenant: int, key: bytes, size: int) -> Program[tuple[str, int]]:
     now = ctx.clock_us()
     [rows] = yield Batch(_CLAIM(tenant=tenant, hash=key, now=now))
-    if not rows and content is not None:
+    if not rows:
         [[(store, era)]] = yield Batch(STORE())
         name = f"{store}/{era}/{tenant}/{ctx.entropy(16).hex()}"
         _, rows = yield Batch(
-            _ADD(tenant=tenant, name=name, hash=key, bytes=len(content), now=now),
-            _CLAIM(tenant=tenant, hash=key, now=now),
+            _ADD(tenant=tenant, name=name, hash=key, bytes=size, now=now), _CLAIM(tenant=tenant, hash=key, now=now)
         )
-    return (rows[0][0], rows[0][1]) if rows else None
+    return rows[0][0], rows[0][1]
+
+
+def referring(
+    ctx: StoreContext, values: Sequence[External[Any]], flow: Callable[[], Flow[T]], keys: Iterable[bytes] = ()
+) -> Flow[T]:
+    """Store values, then run a flow whose transaction refers to them. Repeat both if a value was removed in between."""
+    if not values and not keys:
+        return (yield from flow())
+    every = [*keys_of(values), *keys]
+    for _ in range(_ATTEMPTS):
+        yield from keep(ctx, every, values)
+        try:
+            return (yield from flow())
+        except Retired:
+            pass
+    raise Conflict("large values are removed as fast as they are stored: nothing was saved; save again later")
 
 
 # --- removing
 
 
 def collect(ctx: StoreContext, tenant: int, *, grace_us: int = GRACE_US, kept_us: int = KEPT_US) -> Flow[int]:
-    """Remove the objects that no checkpoint refers to, of the store or of a snapshot. Return how many.
+    """Remove the objects that nothing refers to, in the store or in a snapshot. Return how many.
 
     An object of an earlier era, before a restore from a backup, stays: the store that was backed up may need it.
     """
@@ -184,36 +216,49 @@ def _one(sql: Sql) -> Flow[list[Any]]:
 
 
 def _retire(tenant: int, now: int, grace: int) -> Program[None]:
-    """Drop the references whose records are gone, then retire the values without references.
+    """Drop the uses by records that are gone, then retire the values without uses.
 
-    On PostgreSQL the lock waits for saves that refer to a value, and the next statement sees their records."""
-    held = [_IS_HELD.format("record")]
-    if (yield from installed()):
-        held.append(_IS_HELD.format("record_past"))
-    yield Batch(_LOCK_USES(tenant=tenant))
-    yield Batch(Sql(_DROP_USES.format(f"({' OR '.join(held)})"))(tenant=tenant))
-    yield Batch(_RETIRE(tenant=tenant, now=now, grace=grace))
+    On PostgreSQL the lock waits for transactions that refer to a value, and the next statement sees what they wrote."""
+    is_versioned = yield from installed()
+    held = [_IS_HELD.format(table) for table in ("record", *(["record_past"] if is_versioned else []))]
+    yield Batch(_LOCK(tenant=tenant))
+    yield Batch(Sql(_DROP_USES.format(f"({' OR '.join(held)})"))(tenant=tenant, started=first_id(now + _SECOND_US)))
+    unused = "".join(f" AND NOT {_IS_USED.format(table)}" for table in _uses(is_versioned))
+    yield Batch(Sql(_RETIRE.format(unused))(tenant=tenant, now=now, grace=grace))
+
+
+def _uses(is_versioned: bool) -> list[str]:
+    """Return the tables of uses, with those that snapshots see if there were any."""
+    tables = [table for table in all_tables().values() if table.holds_values]
+    past = [f"{table.name}_past" for table in tables if is_versioned and table.versioned]
+    return [*(table.name for table in tables), *past]
 
 
 def has_values(tenant: int) -> Flow[bool]:
     """Return whether a tenant has large values, or had some whose objects are still there."""
-    return bool((yield from fetch(_ANY, tenant=tenant)))
+    return bool((yield from fetch(HAS_VALUES, tenant=tenant)))
 
 
 # --- checking and copying
 
 
 def verify(ctx: StoreContext, tenant: int) -> Flow[list[str]]:
-    """Read every value. Return what is wrong, as sentences; nothing if the store was opened without `objects=`."""
+    """Read every value that something refers to. Return what is wrong, as sentences.
+
+    If the store was opened without `objects=`, that is nothing."""
     if ctx.objects is None:
         return []
     wrong: list[str] = []
-    after = b""
-    while rows := (yield from fetch(_ALL, tenant=tenant, after=after, limit=_PAGE)):
+    tables = _uses((yield from read(installed)))
+    for table in tables:
+        for (key,) in (yield from fetch(Sql(_LOST.format(table)), tenant=tenant)):
+            wrong.append(f"the value {bytes(key).hex()} is not in this store, and something refers to it")
+    after, used = b"", Sql(_USED.format(" OR ".join(map(_IS_USED.format, tables))))
+    while rows := (yield from fetch(used, tenant=tenant, after=after, limit=_PAGE)):
         for (key,) in rows:
             try:
                 yield from Contents(ctx).content(bytes(key))
-            except (NotFound, Damaged) as error:
+            except (NotFound, Damaged, NotEncrypted) as error:
                 wrong.append(str(error))
         after = rows[-1][0]
     return wrong
@@ -225,7 +270,5 @@ def copy_values(source: StoreContext, target: StoreContext, keys: Sequence[bytes
         return
     reader = Contents(source)
     for key in keys:
-        value: External[Any] = External(None)
-        value._content = drive(source.driver, reader.content(key))
-        value._hash, value._size = key, len(value._content)
+        value = External.of_content(key, drive(source.driver, reader.content(key)))
         drive(target.driver, keep(target, [key], [value]))

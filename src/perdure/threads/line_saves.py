@@ -30,19 +30,24 @@ from perdure.storage import metrics
 from perdure.storage.program import Flow, Program, aside, read
 from perdure.threads.attachments import attach, is_too_late
 from perdure.threads.context import StoreContext
+from perdure.threads.externals import keep
 from perdure.threads.flows import base_of
 from perdure.threads.instrumentation import warn_if_large
 from perdure.threads.save_engine import Moved, PreparedSave, prepare_next
 from perdure.threads.thread_cache import CachedThread, Tip
+from perdure.values.external import External
 
 
 class Part(NamedTuple):
-    """A part of a state: its version, its range in the text, and what else its writer keeps about it (`known`)."""
+    """A part of a state: its version, its range in the text, and what else its writer keeps about it (`known`).
+
+    `keys` are the hashes of the large values that it refers to."""
 
     version: Any
     start: int
     end: int
     known: Any = None
+    keys: tuple[bytes, ...] = ()
 
 
 class Encoded(NamedTuple):
@@ -50,7 +55,8 @@ class Encoded(NamedTuple):
 
     `record` is the checkpoint of this text; in a state to be saved it is the one that parts were copied from. If the
     parent's id means another record by now, `whole` encodes the state again. The first `head` bytes equal the parent's.
-    `weight_bytes` is the memory that `Part.known` takes.
+    `weight_bytes` is the memory that `Part.known` takes. The text refers to the large values of `keys`; `values` are
+    those that may be new.
     """
 
     text: bytes
@@ -59,6 +65,8 @@ class Encoded(NamedTuple):
     whole: Callable[[], Encoded] | None = None
     head: int = 0
     weight_bytes: int = 0
+    keys: tuple[bytes, ...] = ()
+    values: Sequence[External[Any]] = ()
 
 
 class Turns(Protocol):
@@ -137,6 +145,8 @@ class LineSave:
         tenant = ctx.known_tenant
         if tenant is None or label.space or self.is_refused or len(encoded.text) > ctx.warn_bytes:
             return None
+        if encoded.keys or any(one.values for one in self.writes):
+            return None
         thread = ctx.threads.get((tenant, self.name))
         if thread is None:
             return self._prepare_start(tenant) if label.parent is None and ctx.numbers else None
@@ -159,13 +169,15 @@ class LineSave:
         if (warm := self.prepare_warm()) is not None:
             return warm
         ctx, label = self.ctx, self.label
+        if keys := self.encoded.keys:
+            yield from keep(ctx, keys, self.encoded.values)
         if len(self.encoded.text) > ctx.warn_bytes:
             yield from aside(partial(warn_if_large, ctx, self.name, self.encoded.text))
         if self.before is not None:
             yield from self.before.store()
             self.before = None
         tenant = yield from ctx.ensure_tenant()
-        may_start = label.parent is None and not label.space and not self.is_refused
+        may_start = label.parent is None and not (label.space or self.is_refused or keys)
         if may_start and ctx.threads.get((tenant, self.name)) is None:
             return self._prepare_start(tenant)
         yield from self._find_thread(tenant)
@@ -194,7 +206,7 @@ class LineSave:
         )
         at = ctx.clock_us()
         record = ctx.new_record_id(at, max(after, base.record.id if base is not None else 0, parent or 0))
-        prepared = PreparedSave(self, tenant, draft, record, at, label, self.place(tenant))
+        prepared = PreparedSave(self, tenant, draft, record, at, label, self.place(tenant), values=self.encoded.keys)
         is_plain = not self.merge and not label.space
         if base is not None and is_next and is_own and is_plain and not skip_length(base.record.step + 1):
             sealed = seal(draft, base.record.thread, base.record.tree, record, at, base.record)

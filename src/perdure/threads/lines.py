@@ -35,7 +35,8 @@ from perdure.threads.context import Handle, StoreContext
 from perdure.threads.line_reads import LineCheckpoint, LineFilters, Listing, Texts
 from perdure.threads.line_saves import Encoded, LineSave, run_key, turn_of
 from perdure.threads.save_engine import PreparedSave, save, save_now
-from perdure.values.codec import encode
+from perdure.values.external import encode_noting, keys_of
+from perdure.values.registry import Codec
 
 _KIND = "line"
 _log = logging.getLogger("perdure")
@@ -132,7 +133,7 @@ class Line(Handle):
         run: str | None = None,
     ) -> LineSave:
         is_encoded = isinstance(state, Encoded)
-        encoded = state if is_encoded else Encoded(encode(state, self._context.codec))
+        encoded = state if is_encoded else _encoded(state, self._context.codec)
         label = Label(
             self.namespace,
             pack_id(id),
@@ -175,7 +176,8 @@ class Line(Handle):
     @blocking
     def attach(self, id: str, key: str, value: Any, *, replace: bool = False) -> Flow[None]:
         """Attach a value to a checkpoint, even before its save. The first value of a key stays, unless `replace`."""
-        return self._attach(id, [Write(key, -1 if replace else 0, key, "", encode(value, self._context.codec))])
+        text, values = encode_noting(value, self._context.codec)
+        return self._attach(id, [Write(key, -1 if replace else 0, key, "", text, values)])
 
     aattach = awaited(attach)
 
@@ -199,6 +201,11 @@ class Line(Handle):
     def _filters(self, before: str | None) -> LineFilters:
         packed = None if before is None else pack_id(before)
         return LineFilters(self.thread, self.namespace, before=packed)
+
+
+def _encoded(state: Any, codec: Codec) -> Encoded:
+    text, values = encode_noting(state, codec)
+    return Encoded(text, keys=tuple(keys_of(values)), values=values)
 
 
 def _checked(writes: Sequence[Write]) -> Sequence[Write]:

@@ -18,6 +18,7 @@ from perdure.log.reading import Loaded, read_live, read_thread_state
 from perdure.log.records import Record
 from perdure.storage.program import Flow, read
 from perdure.threads.context import Cursor, StoreContext
+from perdure.threads.external_rows import keys_in
 from perdure.threads.flows import gone, locate
 from perdure.threads.line_saves import Encoded, LineSave, turn_of
 from perdure.threads.save_engine import ATTEMPTS, save
@@ -53,7 +54,8 @@ def _put_again(ctx: StoreContext, cursor: Cursor, tenant: int, loaded: Loaded, n
     new = new_label_id(ctx.clock_us(), ctx.entropy(8), greatest.id if greatest is not None else b"")
     text, old = renamed(loaded.data, new)
     label = Label("", new, old, None, forks=True, turn=turn_of(ctx))
-    done = yield from save(LineSave(ctx, cursor.name, Encoded(text), label, LABELLED_KIND, note, {}))
+    encoded = Encoded(text, keys=tuple(keys_in(text)))
+    done = yield from save(LineSave(ctx, cursor.name, encoded, label, LABELLED_KIND, note, {}))
     assert done.record is not None
     cursor.record, cursor.found_nothing = done.record.id, False
     cursor.own.clear()

@@ -50,7 +50,7 @@ from perdure.storage.program import (
 )
 from perdure.threads.attachments import attach
 from perdure.threads.context import StoreContext
-from perdure.threads.external_rows import refer
+from perdure.threads.external_rows import Retired, refer
 from perdure.threads.instrumentation import record_size, warn_unknown
 
 ATTEMPTS = 64  # an attempt fails only because another writer has succeeded
@@ -209,9 +209,10 @@ class PreparedSave(msgspec.Struct, eq=False):
         """Append, and refer to the large values. Raises Moved if one was retired since it was kept."""
         done: Appended = yield from as_subprogram(appending)
         if done.record is not None:
-            are_there = yield from refer(self.tenant, done.tree, self.record, self.values, self.at)
-            if not are_there:
-                raise Moved(0)
+            try:
+                yield from refer(self.tenant, done.tree, self.record, self.values, self.at)
+            except Retired:
+                raise Moved(0) from None
         return done
 
     def look_for(self, unknown: OutcomeUnknown | None) -> Flow[Appended]:

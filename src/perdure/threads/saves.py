@@ -27,11 +27,10 @@ from perdure.storage.program import Flow, aside, read
 from perdure.threads import flows
 from perdure.threads.context import Cursor, StoreContext
 from perdure.threads.external_rows import keys_in
-from perdure.threads.externals import Contents, keep
+from perdure.threads.externals import keep
 from perdure.threads.instrumentation import warn_if_large
 from perdure.threads.save_engine import Moved, PreparedSave, prepare_next
-from perdure.values.codec import encode
-from perdure.values.external import External, noting, reading
+from perdure.values.external import External, encode_noting, noting
 
 _ASIDE_BYTES = 256_000  # larger texts are compared and compressed in a thread, so that they do not block an event loop
 _ASIDE_EXTENDED_BYTES = 2_000_000  # and of an extended list, which is compressed whole now and then
@@ -67,7 +66,7 @@ class Save(msgspec.Struct, frozen=True):
     def arguments(self) -> bytes:
         """The arguments of the call as text. A replayed run compares it with its journal."""
         about = [*self.asked, self.note, self.metadata, self.parent, self.expect]
-        return encode(about, self.ctx.codec) + self.text
+        return encode_noting(about, self.ctx.codec)[0] + self.text
 
     def prepare_warm(self) -> PreparedSave | None:
         ctx, cursor = self.ctx, self.cursor
@@ -118,7 +117,7 @@ class Save(msgspec.Struct, frozen=True):
 
     def _merged(self, data: bytes) -> tuple[bytes, list[External[Any]]]:
         assert self.merge is not None
-        with noting(self.ctx.codec) as values, reading(Contents(self.ctx)):
+        with noting(self.ctx.codec) as values:
             return self.merge(data), values
 
     def _keys_in(self, text: bytes) -> list[bytes]:

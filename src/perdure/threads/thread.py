@@ -7,7 +7,6 @@ its cursor: the checkpoint that it last loaded or saved.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -35,7 +34,6 @@ from perdure.threads.checks import (
 )
 from perdure.threads.compare import compare
 from perdure.threads.context import Cursor, StoreContext
-from perdure.threads.externals import Contents
 from perdure.threads.merge import edited, merged
 from perdure.threads.models import Change, Checkpoint, Pruned, Report, ThreadInfo
 from perdure.threads.retention import ThreadRetention
@@ -44,7 +42,7 @@ from perdure.threads.rollback import rollback
 from perdure.threads.save_engine import save, save_now
 from perdure.threads.saves import Save, journal_of
 from perdure.values.codec import decode, encode
-from perdure.values.external import External, noting, reading
+from perdure.values.external import encode_noting
 
 if TYPE_CHECKING:  # imported on first use: most programs need none of these
     from perdure.threads.autosave import AutoState
@@ -149,10 +147,10 @@ class Thread(ThreadRetention):
         be the head, it raises `Conflict` instead. `who` is recorded in `store.ops.actions()`.
         """
         codec, [place] = self._context.codec, check_paths([path])
-        text = encode(value, codec)
+        text, values = encode_noting(value, codec)
         merge, asked = partial(_edited, place, text), ("edit", place, decode(text, codec))
         about = (check_note(note), None, None, _id(expect))
-        saving = self._perform(Save(self._context, self._cursor, *about, merge=merge, asked=asked))
+        saving = self._perform(Save(self._context, self._cursor, *about, merge=merge, asked=asked, values=values))
         return noted(self._context, who, "edit", f"thread {self.name}", saving, path=place)
 
     aedit = awaited(edit)
@@ -229,8 +227,7 @@ class Thread(ThreadRetention):
         classes.
         """
         row, loaded, skipped = yield from flows.load(self._context, self._cursor, _id(at), strict=strict)
-        with nullcontext() if self._context.objects is None else reading(Contents(self._context)):
-            state = decode(loaded.data, self._context.codec, raw=raw)
+        state = decode(loaded.data, self._context.codec, raw=raw)
         return Checkpoint(self.name, loaded.record, is_head=loaded.record.id == row.head, state=state, skipped=skipped)
 
     aload = awaited(load)
@@ -402,15 +399,8 @@ class Thread(ThreadRetention):
     ) -> Save:
         head = NOTHING if expect is False else _id(expect)
         about = (check_note(note), check_metadata(metadata), _id(parent), head)
-        text, values = self._encoded(state)
+        text, values = encode_noting(state, self._context.codec)
         return Save(self._context, self._cursor, *about, text, values=values)
-
-    def _encoded(self, state: Any) -> tuple[bytes, list[External[Any]]]:
-        """Return the text of a state, and the large values that it refers to."""
-        if self._context.objects is None:
-            return encode(state, self._context.codec), []
-        with noting(self._context.codec) as values:
-            return encode(state, self._context.codec), values
 
     def _perform(self, request: Save) -> Flow[Checkpoint]:
         if (journal := journal_of(self._context)) is None:
@@ -427,7 +417,7 @@ class Thread(ThreadRetention):
         metadata: Mapping[str, Any] | None,
     ) -> Save:
         codec, paths, about = self._context.codec, check_paths(remove), (check_note(note), check_metadata(metadata))
-        text, values = self._encoded(patch)
+        text, values = encode_noting(patch, codec)
         kept = decode(text, codec)  # a copy: a retry merges it again, and the caller may change it
 
         def merge(data: bytes) -> bytes:

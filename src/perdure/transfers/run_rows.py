@@ -16,8 +16,9 @@ from perdure.runs.journal.blobs import blob_hash, blob_statements
 from perdure.runs.journal.entries import DIGEST_MASK, entry_digest
 from perdure.runs.journal.journal import read_whole
 from perdure.runs.journal.rows import ARGS_OF, COLUMNS, NEVER, RUN_ENCRYPTED, TASK
+from perdure.runs.journal.values import use
 from perdure.runs.run_table import RUN, RunRow
-from perdure.runs.tables import BLOB_BODY, INPUT, JOURNAL, RUN_BLOB, RUN_VALUE, TABLES
+from perdure.runs.tables import BLOB_BODY, INPUT, JOURNAL, OF_JOURNAL, RUN_BLOB, RUN_EXTERNAL, RUN_VALUE, TABLES
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 from perdure.transfers.tables import table_copy
 
@@ -26,6 +27,7 @@ encode = msgspec.msgpack.Encoder().encode
 _PAGE = 200
 FAMILY = Sql(f"SELECT {COLUMNS} FROM run WHERE tenant = :tenant AND root = :root ORDER BY run", opens=RUN_ENCRYPTED)
 _BLOB = Sql("SELECT body FROM blob WHERE tenant = :tenant AND hash = :hash", opens={0: BLOB_BODY})
+_USES = Sql("SELECT kind, hash FROM run_external WHERE tenant = :tenant AND run = :run")
 _OWN_BLOBS = Sql("SELECT hash FROM run_blob WHERE tenant = :tenant AND run = :run")
 _RUN, _JOURNAL = table_copy(RUN), table_copy(JOURNAL)
 # Not copied as plain rows: arguments are bound to the incarnation, a fork may share the journal, many runs share blobs.
@@ -33,7 +35,12 @@ _VALUES = table_copy(RUN_VALUE, "kind <> 'args'")
 COPIED = (_VALUES, *(table_copy(table) for table in TABLES if table.moves))
 _RENAME = Sql("UPDATE run SET id = :id, input = :input WHERE tenant = :tenant AND run = :run", seals={"input": INPUT})
 _RENAME_THREAD = Sql("UPDATE thread SET name = :name WHERE tenant = :tenant AND thread = :thread")
-_DROPS = (*(copy.drop for copy in (_JOURNAL, *COPIED)), table_copy(RUN_BLOB).drop, _RUN.drop)
+_DROPS = (
+    *(copy.drop for copy in (_JOURNAL, *COPIED)),
+    table_copy(RUN_BLOB).drop,
+    table_copy(RUN_EXTERNAL).drop,
+    _RUN.drop,
+)
 
 
 class RunPart(NamedTuple):
@@ -42,6 +49,7 @@ class RunPart(NamedTuple):
     journal: Rows  # seq, kind, body
     copied: list[Rows]  # of each table in COPIED
     blobs: list[bytes]
+    values: list[tuple[str, bytes]]  # uses of large values: kind and hash
 
     def known(self) -> list[Any]:
         """Return the values that are the same in a copy of the run."""
@@ -52,9 +60,10 @@ class RunPart(NamedTuple):
 def read_run(tenant: int, row: RunRow) -> Program[RunPart]:
     """Read everything that is stored of a run. Raises JournalDamaged."""
     journal = yield from read_whole(tenant, row)
-    args, own, *copied = yield Batch(
+    args, own, uses, *copied = yield Batch(
         ARGS_OF(tenant=tenant, run=row.run),
         _OWN_BLOBS(tenant=tenant, run=row.run),
+        _USES(tenant=tenant, run=row.run),
         *(copy.rows(tenant, row.run) for copy in COPIED),
     )
     keys = [*((recorded.entry.extra or {}).get("blob") for recorded in journal.entries), *(key for (key,) in own)]
@@ -64,7 +73,11 @@ def read_run(tenant: int, row: RunRow) -> Program[RunPart]:
         if not rows_there or blob_hash(rows_there[0][0]) != key:
             raise JournalDamaged(f"a large result of run {row.id!r} is damaged or gone; restore it from a backup")
         blobs.append(rows_there[0][0])
-    return RunPart(row, args[0][0] if args else None, journal.rows, copied, blobs)
+    values = {(kind, bytes(key)) for kind, key in uses}
+    for part in journal.segments[:-1]:
+        [shared] = yield Batch(_USES(tenant=tenant, run=part.run))
+        values |= {(OF_JOURNAL, bytes(key)) for _, key in shared}
+    return RunPart(row, args[0][0] if args else None, journal.rows, copied, blobs, sorted(values))
 
 
 def read_tasks(tenant: int, thread: int) -> Program[list[RunPart]]:
@@ -156,6 +169,7 @@ def _statements(tenant: int, part: RunPart, number: int) -> list[Statement]:
         statements.append(rows.SET_ARGS(tenant=tenant, run=number, **args))
     for blob in part.blobs:
         statements += blob_statements(tenant, number, blob)
+    statements += [use(tenant, number, kind, key) for kind, key in part.values]
     for copy, some in zip(COPIED, part.copied, strict=True):
         statements += copy.inserts(tenant, some, run=number)
     return statements

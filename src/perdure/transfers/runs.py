@@ -24,8 +24,9 @@ from perdure.runs.journal.rows import FINISHED, WAITS
 from perdure.runs.run_table import RunRow
 from perdure.storage.program import Batch, Program, Rows, Sql, drive, read, write
 from perdure.threads.context import StoreContext
+from perdure.threads.externals import copy_values, has_values
 from perdure.transfers.run_rows import FAMILY, Advance, RunPart, add_runs, drop_run, encode, read_run
-from perdure.transfers.threads import copy_threads, thread_digest
+from perdure.transfers.threads import copy_threads, thread_digest, values_of
 
 _ATTEMPTS = 8
 # The lock order of all writers: runs by their numbers, then questions.
@@ -63,6 +64,22 @@ def copy_run(source: StoreContext, to: int, run_id: str, advance: Advance, *, as
     return len(parts)
 
 
+def copy_run_values(source: StoreContext, target: StoreContext, run_id: str) -> None:
+    """Copy the large values that a run, those it started and their states refer to, before the runs."""
+    tenant, top = drive(source.driver, flows.locate(source, run_id))
+    if drive(source.driver, has_values(tenant)):
+        parts = drive(source.driver, read(partial(read_family, tenant, top.run, move=None)))
+        copy_values(source, target, _values_of(source, parts))
+
+
+def _values_of(source: StoreContext, parts: list[RunPart]) -> list[bytes]:
+    tenant, keys = drive(source.driver, source.tenant()) or 0, {key for part in parts for _, key in part.values}
+    for name in (thread_name(part.row.id) for part in parts):
+        if drive(source.driver, read(partial(thread_or_stub, tenant, name))) is not None:
+            keys.update(drive(source.driver, read(partial(values_of, tenant, [name]))))
+    return sorted(keys)
+
+
 def family_head(source: StoreContext, run_id: str) -> RunRow:
     """Return the root of a run's family: the run that started all others."""
     tenant, row = drive(source.driver, flows.locate(source, run_id))
@@ -98,6 +115,7 @@ class RunMove:
                     "there. If that transfer was interrupted, repeat it with the same target"
                 )
             parts = drive(self._source.driver, read(partial(read_family, tenant, top.run, move=True)))
+            copy_values(self._source, self._target, _values_of(self._source, parts))
             seen = blake3(encode(parts)).hexdigest()
             if about.get("seen") != seen:
                 about = {"kind": "arrival", "seen": seen, "token": self._target.entropy(16).hex()}

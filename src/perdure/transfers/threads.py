@@ -29,6 +29,7 @@ from perdure.log.thread_table import (
 from perdure.log.verify import check_tree
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement, drive
 from perdure.threads.context import StoreContext
+from perdure.threads.externals import HAS_VALUES
 from perdure.transfers.read_ahead import PAGE_ROWS, PATIENCE, Put, ReadAhead, next_page_rows
 from perdure.transfers.run_rows import Advance, RunPart, add_runs, encode, read_tasks
 from perdure.transfers.tables import TableCopy, insert_into, table_copy
@@ -221,10 +222,16 @@ def _uses(uses: Rows, numbers: _Numbers) -> list[Statement]:
 
 
 def values_of(tenant: int, names: Sequence[str]) -> Program[list[bytes]]:
-    """Return the hashes of the large values that threads of one tree may refer to."""
-    row = yield from find_thread(tenant, names[0])
-    [uses] = yield Batch(_USES(tenant=tenant, tree=row.tree))
-    return [bytes(key) for key, _, _ in uses]
+    """Return the hashes of the large values that threads of one tree, and what their tasks recorded, may refer to."""
+    if not (yield Batch(HAS_VALUES(tenant=tenant)))[0]:
+        return []
+    keys: set[bytes] = set()
+    for name in names:
+        row = yield from find_thread(tenant, name)
+        [uses] = yield Batch(_USES(tenant=tenant, tree=row.tree))
+        tasks = yield from read_tasks(tenant, row.thread)
+        keys |= {bytes(key) for key, _, _ in uses} | {key for task in tasks for _, key in task.values}
+    return sorted(keys)
 
 
 def _in_table(table: TableCopy, thread: int, rows: Rows, numbers: _Numbers) -> list[Statement]:

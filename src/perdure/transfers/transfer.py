@@ -22,7 +22,7 @@ from perdure.threads.externals import copy_values
 from perdure.transfers.fencing import fence_old_processes
 from perdure.transfers.memory import copy_memory
 from perdure.transfers.run_rows import encode, read_tasks
-from perdure.transfers.runs import RunMove, copy_run
+from perdure.transfers.runs import RunMove, copy_run, copy_run_values
 from perdure.transfers.tables import insert_into
 from perdure.transfers.threads import copy_threads, values_of
 from perdure.transfers.verify import tenant_names
@@ -164,6 +164,7 @@ def transfer_some(
         if move:
             moved += RunMove(source, target, run, where, advance).run(or_skip=skip_moved)
         else:
+            copy_run_values(source, target, run)
             moved += drive(target.driver, write_repair(partial(copy_run, source, to, run, advance)))
         done += 1
         advance(0)

@@ -18,7 +18,7 @@ from perdure.errors import Undecodable, UnknownType, Unstorable
 from perdure.values.limits import DEPTH_MAX, NODES_MAX, SIZE_MAX
 from perdure.values.model_tags import text_of
 from perdure.values.plain import PLAIN, TooMany, may_hold_tags, plain_text
-from perdure.values.registry import Codec
+from perdure.values.registry import Codec, reader
 from perdure.values.revive import Reviver
 from perdure.values.tagged import lower_to_text
 
@@ -68,11 +68,17 @@ def decode(text: bytes, codec: Codec, *, raw: bool = False) -> Any:
         parsed = orjson.loads(text)
     except ValueError as problem:
         raise Undecodable(f"stored text is not JSON: {problem}") from problem
+    if not may_hold_tags(text):
+        return parsed
+    before = None if codec.values is None else reader.set(codec.values)
     try:
         # The parser refuses more than 1024 levels: deep enough for everything that was saved, and safe to walk.
-        return Reviver(codec, raw=raw).revive(parsed) if may_hold_tags(text) else parsed
+        return Reviver(codec, raw=raw).revive(parsed)
     except (Undecodable, UnknownType, MemoryError):
         raise
     except Exception as problem:
         # Hostile text can take any shape, and rebuilding may run into any error of any library.
         raise Undecodable(f"stored text does not hold a value: {problem!r}"[:500]) from problem
+    finally:
+        if before is not None:
+            reader.reset(before)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Final, TypeVar, overload
@@ -22,6 +23,8 @@ from perdure.values.names import class_name, is_doubled, loaded, module_name
 
 C = TypeVar("C", bound=type)
 Upgrade = Callable[[Any], Any]
+# The codec's reader, while it decodes (`values/external.py`).
+reader: ContextVar[Any] = ContextVar("perdure_external_reader", default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,6 +226,7 @@ class Codec:
         registry: Registry | None = None,
         classes: Iterable[tuple[str, str]] = (),
         home: str | None = None,
+        values: Any = None,
     ) -> None:
         if isinstance(trust, str) or not isinstance(trust, Iterable):
             raise UsageError(f'trust is a list of module prefixes such as trust=["myapp."], not {trust!r}')
@@ -231,6 +235,8 @@ class Codec:
         self.classes = frozenset(classes)
         #: the module whose code receives the values: if a module is loaded twice, classes of this copy are used
         self.home = home
+        #: reads the large values of the store (`values.external.Reader`); None: it has no place for them
+        self.values = values
         self._registry = REGISTRY if registry is None else registry
         self._generation = self._registry.generation
         self._by_class: dict[type, RegisteredClass | None] = {}
@@ -299,13 +305,21 @@ class Codec:
     def with_classes(self, classes: Iterable[tuple[str, str]]) -> Codec:
         """Return a codec that also trusts these single classes (module and name)."""
         known = self.classes | {(module_name(module), name) for module, name in classes}
-        return self if known == self.classes else Codec(self.trust, registry=self._registry, classes=known)
+        return (
+            self
+            if known == self.classes
+            else Codec(self.trust, registry=self._registry, classes=known, values=self.values)
+        )
 
     def seen_from(self, home: str) -> Codec:
         """Return a codec for values that a module's code reads; itself unless that module is loaded twice."""
         if home == self.home or not is_doubled(home):
             return self
-        return Codec(self.trust, registry=self._registry, classes=self.classes, home=home)
+        return Codec(self.trust, registry=self._registry, classes=self.classes, home=home, values=self.values)
+
+    def with_values(self, values: Any) -> Codec:
+        """Return a codec whose large values are read by `values`."""
+        return Codec(self.trust, registry=self._registry, classes=self.classes, home=self.home, values=values)
 
     def _trusted(self, name: str, home: str | None) -> RegisteredClass | None:
         last = name.rpartition(".")[2]

@@ -14,6 +14,7 @@ from perdure.runs.calls.steps import answer
 from perdure.runs.calls.timeouts import recorded_call
 from perdure.runs.execution.execution import Execution
 from perdure.runs.execution.instrumentation import active_span
+from perdure.runs.execution.keeping import keep
 from perdure.runs.execution.operation import Operation, Wait
 from perdure.runs.execution.scope import Scope
 from perdure.runs.functions.inputs import digest
@@ -25,6 +26,7 @@ from perdure.runs.journal.rows import FINISHED, NewRun, find, insert, look_up_al
 from perdure.runs.run_table import RunRow
 from perdure.storage.program import Batch, Flow, Rows, read
 from perdure.threads.checks import NAME_CHARACTERS_MAX
+from perdure.threads.external_rows import keys_in
 from perdure.values.codec import decode, encode
 from perdure.values.registry import Codec
 from perdure.values.token_estimate import cut, estimate
@@ -58,13 +60,14 @@ def spawn_operation(
 ) -> Operation[Child]:
     """Start a child run."""
     execution = scope.execution
-    text = spec.binder.text(args, kwargs, execution.ctx.codec)
+    text, values = spec.binder.encoded(args, kwargs, execution.ctx.codec)
     args_hash = digest(text)
     recorded, ended = yield from recorded_call(scope, path, f"{NAME}:{spec.name}", args_hash)
     if (first := opening(recorded)) is not None:
         return Child(str((first.extra or {})["child"]))
     if ended is not None:
         yield from answer(execution, ended)
+    yield from keep(execution, values)
     row = execution.row
     # A run that continued as new starts other children at the same paths.
     round_ = f"{row.since}:" if row.since else ""
@@ -86,6 +89,7 @@ def spawn_operation(
         wake_at=execution.shared_clock_us() + options.delay_us if options.delay_us else 0,
         tags=options.tags,
         trace=active_span(),
+        values=values,
     )
     now = execution.ctx.clock_us()
     entry = Entry(path, f"{NAME}:{spec.name}", now, args_hash, extra={"child": run_id})
@@ -164,6 +168,7 @@ def result_operation(scope: Scope, path: str, run_id: str) -> Operation[Any]:
     outcome = yield from read(partial(outcome_of, execution.tenant, row))
     now = execution.ctx.clock_us()
     if row.status == "done":
+        yield from keep(execution, (), keys_in(decompress(outcome or b"null")))
         yield from execution.journal.record((DONE, Entry(path, name, now, value=outcome, extra={"child": run_id})))
         return execution.decoded(decompress(outcome or b"null"))
     error = outcome_error(row.status, run_id, outcome, execution.ctx.codec)

@@ -18,7 +18,7 @@ from perdure.runs.calls.asks import AskSpec
 from perdure.runs.calls.bodies import acall_body, call_body
 from perdure.runs.calls.failures import describe_error, line_of, mark_recorded, safe_text
 from perdure.runs.calls.outcome import Done, NotDone, Unknown, Verdict, check_verdict
-from perdure.runs.calls.steps import encode_result, wait_until
+from perdure.runs.calls.steps import checked_result, encode_result, wait_until
 from perdure.runs.execution.instrumentation import count_event
 from perdure.runs.execution.operation import Body, Operation
 from perdure.runs.execution.scope import StepCall
@@ -48,7 +48,8 @@ def ended(call: StepCall, value: bytes | None, extra: dict[str, Any] | None) -> 
 
 def _settled(call: StepCall, verdict: Done, by: str) -> Operation[Any]:
     """Record the result of a verdict as the end of the effect, and return it."""
-    yield from ended(call, encode_result(call, verdict.result), {"settled": by})
+    value = yield from encode_result(call, verdict.result)
+    yield from ended(call, value, {"settled": by})
     return verdict.result
 
 
@@ -189,7 +190,7 @@ def _checked(call: StepCall, verdict: Verdict) -> Verdict:
         return Unknown("its body returned, and reconcile says that it did not happen")
     try:
         if isinstance(verdict, Done):
-            encode_result(call, verdict.result)
+            checked_result(call, verdict.result)
     except Unstorable as error:
         return Unknown(f"it happened, and reconcile returned {error}")
     return verdict

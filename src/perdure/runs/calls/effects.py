@@ -20,6 +20,7 @@ from perdure.runs.calls.failures import describe_end, describe_error, mark_recor
 from perdure.runs.calls.outcome import is_definite
 from perdure.runs.calls.steps import answer, encode_result, tried_before, wait_for_retry, wait_until
 from perdure.runs.calls.timeouts import check_deadline, is_over
+from perdure.runs.execution.keeping import keep
 from perdure.runs.execution.matching import after_recorded, in_turn
 from perdure.runs.execution.operation import Operation, Pause, run_operation
 from perdure.runs.execution.scope import Scope, StepCall, Unwind
@@ -35,7 +36,9 @@ from perdure.values.codec import encode
 def effect(scope: Scope, spec: StepSpec, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record the intent, call the body and record the completion, where `usual_path` finds nothing to decide."""
     execution, failed = scope.execution, None
-    text = spec.binder.text(args, kwargs, execution.ctx.codec)
+    text, values = spec.binder.encoded(args, kwargs, execution.ctx.codec)
+    if values:
+        run_operation(scope, keep(execution, values))
     scope.count += 1
     call = StepCall(scope, spec, path, args, kwargs, text, blake3(text).digest(DIGEST_BYTES))
     call.key, call.attempt = make_key(call), 0
@@ -67,7 +70,7 @@ def effect_operation(
     """
     scope.check()
     execution = scope.execution
-    text = spec.binder.text(args, kwargs, execution.ctx.codec)
+    text, values = spec.binder.encoded(args, kwargs, execution.ctx.codec)
     args_hash = digest(text)
     if path is None:
         path = yield from execution.policy.path(scope, spec, args_hash, is_effect=True)
@@ -78,6 +81,7 @@ def effect_operation(
         yield from in_turn(scope, rows)
         return (yield from answer(execution, ended, by_name=scope.by_name))
     yield from after_recorded(scope)
+    yield from keep(execution, values)  # the intent refers to them
     call = StepCall(scope, spec, path, args, kwargs, text, args_hash)
     intents = [recorded.entry for recorded in rows if recorded.kind == INTENT]
     if not intents:
@@ -291,7 +295,7 @@ def _succeed(call: StepCall, result: Any) -> Operation[Unstorable | None]:
     Return the error if the result cannot be stored: then the effect has happened, and its end is not recorded.
     """
     try:
-        value = encode_result(call, None if call.path.startswith("undo:") else result)
+        value = yield from encode_result(call, None if call.path.startswith("undo:") else result)
     except Unstorable as error:
         return error
     yield from ended(call, value, None)

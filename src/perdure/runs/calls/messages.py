@@ -13,6 +13,7 @@ from perdure.runs.calls.failures import describe_error
 from perdure.runs.calls.steps import answer
 from perdure.runs.calls.timeouts import recorded_call
 from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.keeping import keep
 from perdure.runs.execution.operation import Operation, Wait
 from perdure.runs.execution.scope import Scope
 from perdure.runs.execution.turn import MailDraft, check_size, team_of
@@ -20,11 +21,13 @@ from perdure.runs.journal.entries import DONE, WAIT, Entry, compress, decompress
 from perdure.runs.journal.kinds import CallKind, declare
 from perdure.runs.journal.mail import NOTIFY, Outgoing, is_full, put_statements
 from perdure.runs.journal.rows import ARGS_OF, FINISHED, NOW, look_up, look_up_all
+from perdure.runs.journal.values import OF_MAIL, refer
 from perdure.runs.run_table import RunRow
 from perdure.runs.tables import MAIL_VALUE
 from perdure.storage.program import Batch, Program, Rows, Sql, read
 from perdure.threads.checks import check_name
 from perdure.values.codec import encode
+from perdure.values.external import encode_noting, keys_of
 
 RECEIVE = declare(CallKind("perdure.receive", waits_for="message"))
 SEND = declare(CallKind("perdure.send", is_changeable=False, reaches_out=True))
@@ -59,12 +62,13 @@ def put_mail(
     header: bytes | None = None,
     *,
     is_call: bool = False,
+    keys: Sequence[bytes] = (),
 ) -> Generator[Batch, list[Rows], None]:
     """Insert a message to a run and wake the run, unless there is a message with the same key. Raises NotFound.
 
     A call of a member that has left its team raises NotFound too; another message becomes a dead letter there.
     Without a sender, raises MailboxFull if the receiver is a member of a team and its box is full. It is a program of
-    its own, or part of another one.
+    its own, or part of another one. The message refers to the large values of `keys`; raises Retired.
     """
     row = yield from look_up(tenant, run_id)
     if row is None:
@@ -84,6 +88,9 @@ def put_mail(
         tenant, Outgoing(row.run, topic, key, value, header), name, None if turn is None else turn + 1, now
     )
     yield Batch(*put, *((NOTIFY(),) if row.turn is not None else ()))
+    if keys and row.turn is not None:
+        raise UsageError(f"{run_id!r} is a member of a team: a message to it cannot have a perdure.External")
+    yield from refer(tenant, row.run, OF_MAIL, keys, now)
 
 
 def capacity_of(tenant: int, row: RunRow) -> Generator[Batch, list[Rows], int | None]:
@@ -164,13 +171,14 @@ def send_operation(
         yield from answer(execution, ended)
         return
     key = f"{execution.row.incarnation.hex()}/{path}"
-    text = execution.encoded(value)
+    text, keys = yield from _encoded(execution, value)
     if execution.turn is not None:
         check_size(decompress(text))
         run_id = yield from receiver_id(execution, run_id)
     now = execution.ctx.clock_us()
     is_call = header is not None
-    put = partial(put_mail, execution.tenant, run_id, topic, key, text, now, execution.row, header, is_call=is_call)
+    put = partial(put_mail, execution.tenant, run_id, topic, key, text, now, execution.row, header)
+    put = partial(put, is_call=is_call, keys=keys)
     extra: dict[str, Any] = {"to": run_id, "topic": topic}
     try:
         yield from execution.journal.commit(put, (DONE, Entry(path, SEND.name, now, extra=extra)), other=run_id)
@@ -178,6 +186,15 @@ def send_operation(
         extra["error"] = describe_error(error, execution.ctx.codec)
         yield from execution.journal.record((DONE, Entry(path, SEND.name, now, extra=extra)))
         raise
+
+
+def _encoded(execution: Execution, value: Any) -> Operation[tuple[bytes, list[bytes]]]:
+    """Encode a message, and store its large values. Those of members of teams have none."""
+    if execution.turn is not None:
+        return execution.encoded(value), []
+    text, values = encode_noting(value, execution.ctx.codec)
+    yield from keep(execution, values)
+    return compress(text), keys_of(values)
 
 
 def receiver_id(execution: Execution, target: str) -> Operation[str]:

@@ -15,6 +15,7 @@ import msgspec
 from blake3 import blake3
 
 from perdure.errors import Conflict, NotFound, NotInRun, PerdureError, UsageError
+from perdure.runs.execution.keeping import keep
 from perdure.runs.execution.scope import Scope, current, need_scope
 from perdure.runs.journal.entries import CHANGE, VALUE, Entry, Recorded, compress, decompress
 from perdure.runs.journal.kinds import CallKind, declare
@@ -24,7 +25,8 @@ from perdure.threads.compare import compare
 from perdure.threads.context import Cursor
 from perdure.threads.save_engine import Moved, PreparedSave
 from perdure.threads.saves import Save
-from perdure.values.codec import decode, encode
+from perdure.values.codec import decode
+from perdure.values.external import External, encode_noting, sharing
 from perdure.values.registry import Codec
 from perdure.values.safe_repr import shown
 
@@ -119,8 +121,9 @@ class StateManager:
         self._codec = execution.ctx.codec
         self.proxy = State(self)
         self._cursor = self._beginning()  # the next checkpoint follows it
+        self._values: dict[str, External[Any]] = {}  # large values that may not be stored yet, by their hashes
         # A copy, because the caller may change `initial` later. Encoding also raises Unstorable now.
-        self._data: dict[str, Any] = decode(encode(initial, self._codec), self._codec)
+        self._data: dict[str, Any] = self._copy_of(self._text_of(initial))
         self._saved: bytes | None = None  # the state that was last recorded
         self._pending: Patch = []  # the changes of bodies, for the next entry
         entries = execution.index.rows()
@@ -132,6 +135,15 @@ class StateManager:
 
     def _beginning(self) -> Cursor:
         return Cursor(thread_name(self._execution.row.id), merge={RUN_KEY: self._execution.row.id})
+
+    def _text_of(self, value: Any) -> bytes:
+        text, values = encode_noting(value, self._codec)
+        self._values.update((one.hash, one) for one in values)
+        return text
+
+    def _copy_of(self, text: bytes) -> Any:
+        with sharing(self._values):
+            return decode(text, self._codec)
 
     # --- reading and writing
 
@@ -148,7 +160,7 @@ class StateManager:
                 "perdure.state() was called after this branch was made: call it before the function branches"
             )
         if view.data is None:
-            view.data = decode(view.text, self._codec)
+            view.data = self._copy_of(view.text)
         return view.data
 
     def write(self) -> dict[str, Any]:
@@ -161,14 +173,14 @@ class StateManager:
     def branched(self, maker: Scope, branch: Scope) -> None:
         """Give a new branch a copy of the state that its maker sees."""
         if maker.parent is None:
-            branch.view = BranchState(encode(self._data, self._codec))
+            branch.view = BranchState(self._text_of(self._data))
         elif maker.view is not None:
             branch.view = BranchState(maker.view.text)
 
     def check(self, branch: Scope) -> None:
         """Raise UsageError if a branch has changed its copy."""
         view: BranchState | None = branch.view
-        if view is not None and view.data is not None and encode(view.data, self._codec) != view.text:
+        if view is not None and view.data is not None and self._text_of(view.data) != view.text:
             raise self._refused(branch)
 
     def _refused(self, branch: Scope) -> UsageError:
@@ -180,12 +192,13 @@ class StateManager:
     # --- changes made by bodies
 
     def before_body(self, scope: Scope) -> bytes | None:
-        return encode(self._data, self._codec) if scope.parent is None else None
+        return self._text_of(self._data) if scope.parent is None else None
 
     def after_body(self, before: bytes | None) -> None:
         """Keep the changes of a body for its entry."""
         if before is not None:
-            self._pending += _difference(before, self._data, self._codec)
+            with sharing(self._values):
+                self._pending += _difference(before, self._data, self._codec)
 
     # --- recording
 
@@ -203,14 +216,17 @@ class StateManager:
     def _record(
         self, drafts: tuple[Draft, ...], program: Part | None, entry_of: EntryOf | None, write: Write
     ) -> Operation[Any]:
-        text, pending = encode(self._data, self._codec), list(self._pending)
+        text, pending = self._text_of(self._data), list(self._pending)
         if text == self._saved and not pending:
             return (yield from write(drafts, program, entry_of))
         info: dict[str, Any] = {"h": _hash(text)}
         if pending:
-            info["d"] = compress(encode(pending, self._codec))
+            patch, values = encode_noting(pending, self._codec)
+            yield from keep(self._execution, values)
+            info["d"] = compress(patch)
         result = yield from self._write(text, info, drafts, program, entry_of, write)
         self._saved = text
+        self._values.clear()
         del self._pending[: len(pending)]
         return result
 
@@ -227,7 +243,8 @@ class StateManager:
         entry = drafts[-1][1]
         after = 0
         for _ in range(_ATTEMPTS):
-            saving = yield from Save(self._execution.ctx, self._cursor, text=text).prepare(after)
+            values = list(self._values.values())
+            saving = yield from Save(self._execution.ctx, self._cursor, text=text, values=values).prepare(after)
             about = {**info, "c": saving.record}
 
             def with_state(result: Any, about: dict[str, Any] = about) -> Entry:
@@ -258,7 +275,7 @@ class StateManager:
     def finish(self) -> Operation[None]:
         """Record the changes that the function made after its last call."""
         execution = self._execution
-        if encode(self._data, self._codec) != self._saved:
+        if self._text_of(self._data) != self._saved:
             entry = Entry("state", STATE.name, execution.ctx.clock_us())
             yield from self._record(((VALUE, entry),), None, None, partial(execution.journal.write, stateless=True))
 
@@ -276,10 +293,10 @@ class StateManager:
                 continue
             entries.append(recorded.entry)
             if "d" in info:
-                _apply(self._data, decode(decompress(info["d"]), self._codec))
+                _apply(self._data, self._copy_of(decompress(info["d"])))
             if "h" not in info:
                 continue
-            text = encode(self._data, self._codec)
+            text = self._text_of(self._data)
             if _hash(text) != info["h"] and not (self._is_changed and not recorded.own):
                 raise self._differs(recorded.entry, info)
             self._saved = text
@@ -291,7 +308,7 @@ class StateManager:
         try:
             at = Cursor(self._cursor.name)
             _, loaded, _ = drive(ctx.driver, thread_flows.load(ctx, at, info["c"], strict=True))
-            now = decode(encode(self._data, ctx.codec), ctx.codec, raw=True)
+            now = decode(self._text_of(self._data), ctx.codec, raw=True)
             change = compare(decode(loaded.data, ctx.codec, raw=True), now)[0]
             where = "state" + "".join(f"[{shown(part)}]" for part in change.path)
             expected, actual = shown(change.before), shown(change.after)
@@ -302,14 +319,14 @@ class StateManager:
 
 def _difference(before: bytes, after: dict[str, Any], codec: Codec) -> Patch:
     """Return the patch from an encoded state to another. Applying it gives exactly that state, so hashes match."""
-    text = encode(after, codec)
+    text, _ = encode_noting(after, codec)
     if text == before:
         return []
     state = decode(before, codec)
     patch = [[change.kind, list(change.path), change.after] for change in compare(state, after)]
     _apply(state, patch)
     # A patch cannot express a changed order of keys or a change inside a tuple: then it holds the whole state.
-    return patch if encode(state, codec) == text else [["changed", [], after]]
+    return patch if encode_noting(state, codec)[0] == text else [["changed", [], after]]
 
 
 def _apply(state: dict[str, Any], patch: Patch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
@@ -21,6 +22,7 @@ from perdure.runs.calls.failures import (
 )
 from perdure.runs.calls.timeouts import check_again, check_deadline
 from perdure.runs.execution.execution import Execution
+from perdure.runs.execution.keeping import keep
 from perdure.runs.execution.matching import after_recorded, in_turn
 from perdure.runs.execution.operation import Operation, Pause, Wait, run_operation
 from perdure.runs.execution.scope import Scope, StepCall, refused_in
@@ -31,12 +33,13 @@ from perdure.runs.journal.kinds import RETRY, CallKind
 from perdure.runs.run_table import Waiting
 from perdure.storage import metrics
 from perdure.values.codec import encode
+from perdure.values.external import External, encode_noting
 
 
 def step(scope: Scope, spec: StepSpec, path: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Call the body of a step and commit its end, where `usual_path` finds nothing to decide."""
     execution, failed = scope.execution, None
-    text = spec.binder.text(args, kwargs, execution.ctx.codec)
+    text, _ = spec.binder.encoded(args, kwargs, execution.ctx.codec)  # only its digest is stored
     scope.count += 1
     call = StepCall(
         scope, spec, path, args, kwargs, text, blake3(text).digest(DIGEST_BYTES)
@@ -59,7 +62,7 @@ def step_operation(scope: Scope, spec: StepSpec, args: tuple[Any, ...], kwargs: 
     """Return the recorded result of a step or raise its recorded error; run it if no end is recorded."""
     scope.check()
     execution = scope.execution
-    text = spec.binder.text(args, kwargs, execution.ctx.codec)
+    text, _ = spec.binder.encoded(args, kwargs, execution.ctx.codec)
     args_hash = digest(text)
     path = yield from execution.policy.path(scope, spec, args_hash, is_effect=False)
     call = StepCall(scope, spec, path, args, kwargs, text, args_hash)
@@ -126,7 +129,7 @@ def completed(call: StepCall, result: Any) -> Operation[Any]:
     """Record the result of a step's body and return it. Raises Unstorable, which also halts the run."""
     execution = call.execution
     try:
-        value = encode_result(call, result)
+        value = yield from encode_result(call, result)
     except Unstorable as error:
         execution.halt(error)  # the step itself succeeded: the run's code must not catch this and continue
         raise
@@ -134,10 +137,17 @@ def completed(call: StepCall, result: Any) -> Operation[Any]:
     return result
 
 
-def encode_result(call: StepCall, result: Any) -> bytes:
-    """Encode the result of a call. Raises Unstorable, which names the step."""
+def encode_result(call: StepCall, result: Any) -> Operation[bytes]:
+    """Encode the result of a call, and store its large values. Raises Unstorable, which names the step."""
+    text, values = checked_result(call, result)
+    yield from keep(call.execution, values)
+    return compress(text)
+
+
+def checked_result(call: StepCall, result: Any) -> tuple[bytes, Sequence[External[Any]]]:
+    """Return the text of a call's result, and its large values. Raises Unstorable, which names the step."""
     try:
-        return call.execution.encoded(result)
+        return encode_noting(result, call.execution.ctx.codec)
     except Unstorable as error:
         inside = error.path.removeprefix("state")
         where = f"the result of {call.name} at step {call.path}{inside}"

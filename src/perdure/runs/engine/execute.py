@@ -43,6 +43,7 @@ from perdure.runs.engine.retrying import failed_calls
 from perdure.runs.execution import hooks
 from perdure.runs.execution.execution import Execution, ReplayEnd
 from perdure.runs.execution.instrumentation import measured_run
+from perdure.runs.execution.keeping import keep
 from perdure.runs.execution.operation import Body, Operation, Parked
 from perdure.runs.execution.scope import Unwind, current
 from perdure.runs.execution.unwinds import Cancelled, ContinueAsNew, Expired, Interrupted, Paused, Undo
@@ -52,11 +53,14 @@ from perdure.runs.journal import rows, standing
 from perdure.runs.journal.blobs import blob_hash, blob_statements
 from perdure.runs.journal.entries import compress, decompress
 from perdure.runs.journal.journal import read_with_sum
+from perdure.runs.journal.rounds import start_over
+from perdure.runs.journal.values import OF_VALUE, use
 from perdure.runs.run_table import Waiting, all_of
 from perdure.storage import metrics
 from perdure.storage.events import event
 from perdure.storage.program import Statement, read
 from perdure.values.codec import encode
+from perdure.values.external import encode_noting, keys_of
 
 _log = logging.getLogger("perdure")
 # Errors that are not the run's own failure. They leave it stuck: resumable, and not undone.
@@ -314,18 +318,19 @@ def _is_mistake(error: BaseException) -> bool:
 
 def _done(execution: Execution, result: Any) -> Operation[str]:
     try:
-        text = encode(result, execution.ctx.codec)
+        text, values = encode_noting(result, execution.ctx.codec)
     except ValueProblem as error:
         return (yield from _stuck(execution, error))
     if saga.open_calls(execution):  # effects that were cancelled or abandoned: a run with a doubt is not done
         yield from saga.settle_open(execution)
     if execution.state is not None:
         yield from execution.state.finish()
-    also: list[Statement] = []
+    yield from keep(execution, values)
+    about = {"tenant": execution.tenant, "run": execution.row.run}
+    also = [use(**about, kind=OF_VALUE, key=key) for key in keys_of(values)]
     if records_every_run():
         described: dict[str, Any] = {}
-        also = _record_environment(execution, described)
-        about = {"tenant": execution.tenant, "run": execution.row.run}
+        also += _record_environment(execution, described)
         also.append(rows.ADD_VALUE(**about, kind=rows.ENVIRONMENT, value=described["environment"]))
     return (yield from _finish(execution, "done", compress(text), also))
 
@@ -423,13 +428,19 @@ def _start_over(execution: Execution, spec: DurableSpec, new: ContinueAsNew) -> 
     execution.stop = execution.root.stop = None
     yield from saga.settle_open(execution)  # the journal is about to be dropped, and its effects in doubt with it
     args = new.args_given if spec.binder.plan.receiver is None else (execution.receiver, *new.args_given)
-    text = spec.binder.text(args, new.kwargs_given, execution.ctx.codec)
+    text, values = spec.binder.encoded(args, new.kwargs_given, execution.ctx.codec)
+    yield from keep(execution, values)
     # Derived from the last incarnation: if the run is rewound and starts over again, its keys may stay the same.
     incarnation = blake3(execution.row.incarnation + b"continue_as_new").digest(16)
     # A `since` above 0 says that the run started over, so it is at least 1 even if the journal was empty.
     since = max(1, execution.index.last)
     op = partial(
-        rows.start_over, since=since, args=compress(text), incarnation=incarnation, now=execution.ctx.clock_us()
+        start_over,
+        since=since,
+        args=compress(text),
+        keys=keys_of(values),
+        incarnation=incarnation,
+        now=execution.ctx.clock_us(),
     )
     is_done = yield from execution.journal.commit_with_retry(op, partial(_is_begun_anew, execution, incarnation))
     return "queued" if is_done else "lost"

@@ -31,7 +31,9 @@ from perdure.runs.run_table import TEAM, RunInfo, RunRow
 from perdure.storage.program import Flow, read, write
 from perdure.threads.checks import check_name, check_priority, check_text
 from perdure.threads.context import StoreContext
-from perdure.values.codec import encode
+from perdure.threads.external_rows import Retired
+from perdure.threads.externals import referring
+from perdure.values.external import encode_noting, keys_of
 
 BUCKETS = 10_000  # a deployment's canary gets a share of them
 
@@ -84,7 +86,7 @@ def new_run(
 
     With `here=False` the run gets the deployed version of its function, if there is a deployment.
     """
-    text = spec.binder.text(args, kwargs, ctx.codec)
+    text, values = spec.binder.encoded(args, kwargs, ctx.codec)
     name = check_name(run_id, "run") if run_id is not None else f"{spec.name}-{ctx.entropy(6).hex()}"
     return NewRun(
         name,
@@ -99,6 +101,7 @@ def new_run(
         bucket=None if here else int.from_bytes(ctx.entropy(4)) % BUCKETS,
         tags=tags_text(check_tags(tags)),
         trace=active_span(),
+        values=values,
     )
 
 
@@ -108,6 +111,10 @@ def begin(ctx: StoreContext, new: NewRun, hold: Hold | None = None) -> Flow[tupl
     With `hold` this process claims a new run; without, the run is queued. Raises RunMismatch if the id belongs to a run
     of another function or with other arguments.
     """
+    return (yield from referring(ctx, new.values, partial(_begin, ctx, new, hold)))
+
+
+def _begin(ctx: StoreContext, new: NewRun, hold: Hold | None) -> Flow[tuple[int, RunRow, Claim | None]]:
     tenant = yield from ctx.ensure_tenant()
     runtime = runtime_of(ctx)
     owner, lease = (None, 0) if hold is None else (runtime.owner.text, runtime.lease_us)
@@ -115,6 +122,10 @@ def begin(ctx: StoreContext, new: NewRun, hold: Hold | None = None) -> Flow[tupl
     op = partial(rows.create, tenant, new, now=ctx.clock_us(), owner=owner, lease=lease)
     try:
         row, is_new = yield from write(op)
+    except Retired:
+        if hold is not None and claim is not None:
+            hold.drop(claim)
+        raise
     except NotFound:
         yield from read(partial(check_archived, tenant, "run", new.id))
         raise
@@ -319,11 +330,12 @@ def send(ctx: StoreContext, run_id: str, value: Any, topic: str, key: str | None
     if key is not None:
         check_name(key, "key")
     tenant = yield from tenant_of(ctx, run_id)
-    text = compress(encode(value, ctx.codec))
+    text, values = encode_noting(value, ctx.codec)
     chance, now = ctx.entropy(12).hex(), ctx.clock_us()
     header = None if key is None else orjson.dumps({"nonce": chance})
     chosen = chance if key is None else key
-    yield from write(partial(messages.put_mail, tenant, run_id, topic, chosen, text, now, header=header))
+    put = partial(messages.put_mail, tenant, run_id, topic, chosen, compress(text), now, header=header)
+    yield from referring(ctx, values, partial(write, partial(put, keys=keys_of(values))))
 
 
 def path_of(ctx: StoreContext, run_id: str, step: Step | str | int) -> Flow[str]:

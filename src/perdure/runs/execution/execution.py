@@ -107,6 +107,7 @@ class Execution:
         self.replay_end: ReplayEnd | None = None  # at the first call that the journal did not answer
         self.on_replay_end: Callable[[], None] | None = None
         self.patches: dict[str, bool] = {}
+        self.kept_values: set[bytes] = set()  # the hashes of large values that are stored, and which the run refers to
         self.state: StateManager | None = None  # set by the first perdure.state()
         self.replayed_cursors: set[int] = set()  # handles of threads whose saves were answered from the journal
         self.unawaited: dict[object, Any] = {}  # coroutines of steps and effects that have not begun
@@ -273,6 +274,7 @@ class Execution:
         return decode(text, self.ctx.codec)
 
     def encoded(self, value: Any) -> bytes:
+        """Encode a value that refers to no large value in an object."""
         return compress(encode(value, self.ctx.codec))
 
     def on_lease_lost(self) -> None:

@@ -8,7 +8,7 @@ different orders are different inputs. Never digest a `repr`. Accept exactly the
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, ForwardRef
 
 import msgspec
@@ -17,6 +17,7 @@ from blake3 import blake3
 from perdure.errors import Unstorable, UsageError
 from perdure.runs.functions.keys import IdempotencyKey
 from perdure.values.codec import encode
+from perdure.values.external import External, noting
 from perdure.values.registry import Codec
 
 if TYPE_CHECKING:
@@ -128,6 +129,15 @@ class Binder:
             return encode(arguments, codec)
         except Unstorable as error:
             raise self._named(error, arguments, codec) from error
+
+    def encoded(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], codec: Codec
+    ) -> tuple[bytes, Sequence[External[Any]]]:
+        """`text`, and the large values that it refers to. A caller that stores the text must keep them."""
+        if codec.values is None:
+            return self.text(args, kwargs, codec), ()
+        with noting(codec) as noted:
+            return self.text(args, kwargs, codec), noted
 
     def _general(self, plan: SignaturePlan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Bind a call with keywords, *args or **kwargs, or raise TypeError if it does not fit."""

@@ -21,7 +21,7 @@ from perdure.runs.engine.flows import check_no_member, check_no_task, no_run, te
 from perdure.runs.engine.models import Step, entries_of, step_name, step_path
 from perdure.runs.functions.inputs import digest
 from perdure.runs.functions.specs import find_durable
-from perdure.runs.journal import rows
+from perdure.runs.journal import rows, values
 from perdure.runs.journal.blobs import BLOB_MIN_BYTES, blob_statements, out_of_line, refer_statement
 from perdure.runs.journal.entries import (
     CHANGE,
@@ -130,7 +130,7 @@ def _fork(tenant: int, request: ForkRequest, incarnation: bytes, now: int) -> Pr
         raise _say_keys(source, plan)
     segments = _segments(plan, keys)
     new = _new_run(source, plan, segments, request, keys, args[0][0], incarnation)
-    yield from _write(tenant, new, plan, segments, request, keys, now)
+    yield from _write(tenant, source.run, new, plan, segments, request, keys, now)
     return request.id, "queued"
 
 
@@ -315,7 +315,14 @@ def _new_run(
 
 
 def _write(
-    tenant: int, new: NewRun, plan: ForkPlan, segments: list[Segment], request: ForkRequest, keys: Keys, now: int
+    tenant: int,
+    source: int,
+    new: NewRun,
+    plan: ForkPlan,
+    segments: list[Segment],
+    request: ForkRequest,
+    keys: Keys,
+    now: int,
 ) -> Generator[Batch, list[Rows], None]:
     is_new = yield from rows.insert(tenant, new, now=now)
     if not is_new:
@@ -323,7 +330,8 @@ def _write(
     run = (yield from rows.look_up_all(tenant, [new.id]))[new.id].run
     about = {"of": request.source, "at": plan.at, "keys": keys, "request": request.digest(), "shared": segments}
     entries = [Entry(FORK, FORK_NAME, now, extra=about), *(recorded.entry for recorded in plan.changed)]
-    statements = [
+    statements = [values.COPY(tenant=tenant, run=run, origin=source)]
+    statements += [
         refer_statement(tenant, run, recorded.entry.extra["blob"])
         for recorded in plan.changed
         if recorded.entry.extra and "blob" in recorded.entry.extra

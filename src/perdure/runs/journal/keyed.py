@@ -10,10 +10,12 @@ from collections.abc import Generator
 from typing import Literal
 
 from perdure.errors import Conflict, RunMismatch
+from perdure.runs.journal import values
 from perdure.runs.journal.rows import COLUMNS, NOW, OPEN, RUN_ENCRYPTED, SET_ARGS, NewRun, create, look_up
 from perdure.runs.run_table import RunRow
-from perdure.runs.tables import INPUT
+from perdure.runs.tables import INPUT, OF_VALUE
 from perdure.storage.program import Batch, Program, Rows, Sql
+from perdure.values.external import keys_of
 
 # Two callers with the same key take turns. SQLite has one writer at a time.
 _TAKE_TURN = Sql(
@@ -49,8 +51,10 @@ def start_debounced(tenant: int, new: NewRun, window_us: int, now: int) -> Progr
             yield Batch(
                 _POSTPONE(**about, id=row.id, function=row.function, input=new.input, **place),
                 SET_ARGS(**about, incarnation=row.incarnation, args=new.args),
-                last=True,
+                values.DROP(**about, kind=OF_VALUE),
+                last=not new.values,
             )
+            yield from values.refer(**about, kind=OF_VALUE, keys=keys_of(new.values), now=now)
             return row
     return (yield from create(tenant, new._replace(wake_at=wake_at), now=now))[0]
 

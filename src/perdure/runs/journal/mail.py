@@ -14,7 +14,7 @@ import orjson
 
 from perdure.log.append import GuardedHead
 from perdure.runs.journal.rows import FINISHED, NEVER, FenceToken, untyped
-from perdure.runs.tables import INTENT, MAIL_HEADER, MAIL_VALUE
+from perdure.runs.tables import INTENT, MAIL_HEADER, MAIL_VALUE, OF_JOURNAL
 from perdure.storage.prepared import NOTIFY as NOTIFY
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
 from perdure.threads.save_engine import Moved, PreparedSave
@@ -103,9 +103,10 @@ _DROP = [
     Sql(
         f"""DELETE FROM {table} WHERE tenant = :tenant AND run = :me{_IF_HELD}
         {f"AND kind <> {INTENT}" if table == "journal" else ""}
+        {f"AND kind = '{OF_JOURNAL}'" if table == "run_external" else ""}
         AND NOT EXISTS (SELECT 1 FROM run f WHERE f.tenant = :tenant AND f.origin = :me)"""
     )
-    for table in ("answer", "ask", "journal", "run_blob")
+    for table in ("answer", "ask", "journal", "run_blob", "run_external")
 ]
 # An answer that came after its call had ended: nothing waits for it any more.
 _FORGET_ANSWERS = Sql(

@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Generator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import orjson
 
 from perdure.errors import NotFound
 from perdure.log.archived import check_archived
+from perdure.runs.journal import values
 from perdure.runs.journal.turns import release_held
 from perdure.runs.run_table import NEVER as NEVER
 from perdure.runs.run_table import OPEN_STATUSES, RUN, RunRow, tags_of
 from perdure.runs.run_table import TASK as TASK
-from perdure.runs.tables import ARGS, INPUT, JOURNAL_BODY, OUTCOME, TAG_VALUE, TAGS, WAITING
+from perdure.runs.tables import ARGS, INPUT, JOURNAL_BODY, OF_VALUE, OUTCOME, TAG_VALUE, TAGS, WAITING
 from perdure.storage.program import Batch, Program, Rows, Sql, Statement
+from perdure.values.external import External, keys_of
 
 OPEN = OPEN_STATUSES
 FINISHED = ("done", "failed", "cancelled", "undone", "exported")
@@ -52,6 +54,7 @@ class NewRun(NamedTuple):
     turn: int | None = None  # 0 for a member of a team
     status: str = "queued"
     trace: str = ""  # the span that starts it, as W3C's traceparent; "" if tracing is off
+    values: Sequence[External[Any]] = ()  # the large values that its arguments refer to
 
 
 class FenceToken(NamedTuple):
@@ -252,20 +255,6 @@ WAKE_PARENT = Sql(
     WHERE tenant = :tenant AND run = (SELECT parent FROM run WHERE tenant = :tenant AND run = :child)"""
 )
 CLOSE_ASKS = Sql("UPDATE ask SET status = 'closed' WHERE tenant = :tenant AND run = :run AND status = 'open'")
-_RENEWED_START = Sql(
-    """UPDATE run SET status = 'queued', owner = NULL, wake_at = 0, waiting = NULL,
-        wakeup_pending = 0, entries = 0, digest = 0,
-        since = CAST(:since AS bigint), seq = CAST(:since AS bigint),
-        incarnation = :incarnation, changed_at = {now}
-    WHERE tenant = :tenant AND run = :run AND fence = :fence AND status = 'running' RETURNING run"""
-)
-# Old answers must go, because a question of the next round may have the same path.
-_NOT_SHARED = "AND NOT EXISTS (SELECT 1 FROM run WHERE tenant = :tenant AND origin = :run)"  # a fork needs its rows
-_DROP_ROUND = [
-    Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run {where}")
-    for table, where in (("answer", ""), ("ask", ""), ("journal", _NOT_SHARED), ("run_blob", _NOT_SHARED))
-]
-
 
 NOT_ON_RECORD = "what it did is not on record any more; `perdure retention` shows how long runs are kept"
 
@@ -307,21 +296,22 @@ def create(
 ) -> Program[tuple[RunRow, bool]]:
     """Create a run, or find the one with its id. Return its row, and whether it was created.
 
-    With `owner` the new run is running, without it is queued. Raises NotFound if the id is archived.
+    With `owner` the new run is running, without it is queued. Raises NotFound if the id is archived, and Retired.
     """
     statements = insert_statements(tenant, new, now, owner, lease)
-    inserted, *_, existing = yield Batch(*statements, BY_ID(tenant=tenant, id=new.id), last=not new.trace)
+    is_last = not (new.trace or new.values)
+    inserted, *_, existing = yield Batch(*statements, BY_ID(tenant=tenant, id=new.id), last=is_last)
     if not existing:
         raise NotFound(f"run {new.id!r} is archived")
-    if new.trace and inserted:
-        yield Batch(trace_statement(tenant, existing[0][0], {"started": new.trace}), last=True)
+    if inserted:
+        yield from _add_parts(tenant, existing[0][0], new, now)
     return RunRow._make(existing[0]), bool(inserted)
 
 
 def insert_statements(tenant: int, new: NewRun, now: int, owner: str | None, lease: int) -> list[Statement]:
     """Return the statements that create a run. The answer to the first is empty if the id is taken."""
     fields = new._asdict()
-    args, _ = fields.pop("args"), fields.pop("trace")
+    args, _, _ = fields.pop("args"), fields.pop("trace"), fields.pop("values")
     fence = 0
     if owner is not None:
         fields["status"], fence = "running", 1
@@ -339,9 +329,17 @@ def insert(
     """Create a run inside another transaction. Return False if the id is taken."""
     inserted, *_ = yield Batch(*insert_statements(tenant, new, now, owner, lease))
     yield from check_archived(tenant, "run", new.id)
-    if new.trace and inserted:
-        yield Batch(trace_statement(tenant, inserted[0][0], {"started": new.trace}))
+    if inserted:
+        yield from _add_parts(tenant, inserted[0][0], new, now)
     return bool(inserted)
+
+
+def _add_parts(tenant: int, run: int, new: NewRun, now: int) -> Generator[Batch, list[Rows], None]:
+    """Write what few new runs have: the span that started them, large values. Raises Retired."""
+    if new.values:
+        yield from values.refer(tenant, run, OF_VALUE, keys_of(new.values), now)
+    if new.trace:
+        yield Batch(trace_statement(tenant, run, {"started": new.trace}))
 
 
 def trace_statement(tenant: int, run: int, spans: dict[str, str]) -> Statement:
@@ -479,20 +477,3 @@ def finish(
         last=True,
     )
     return str(answers[-1][0][0])
-
-
-def start_over(token: FenceToken, *, since: int, args: bytes, incarnation: bytes, now: int) -> Program[bool]:
-    """Restart a run for continue_as_new, with new arguments and an empty journal. Return False if the fence has moved.
-
-    The numbers of new rows are above `since`.
-    """
-    tenant, run, _ = token
-    [rows] = yield Batch(_RENEWED_START(**token._asdict(), since=since, incarnation=incarnation, now=now))
-    if not rows:
-        return False
-    yield Batch(
-        *(drop(tenant=tenant, run=run) for drop in _DROP_ROUND),
-        SET_ARGS(tenant=tenant, run=run, incarnation=incarnation, args=args),
-        last=True,
-    )
-    return True

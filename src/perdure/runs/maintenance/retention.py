@@ -23,6 +23,7 @@ from perdure.runs.journal import claiming, rows, thread_runs
 from perdure.runs.journal.blobs import drop_loose_blobs
 from perdure.runs.journal.entries import unpack
 from perdure.runs.journal.rows import FINISHED
+from perdure.runs.journal.values import DROP_HISTORY
 from perdure.runs.run_table import RUN, RunRow
 from perdure.runs.streams import rows as streams
 from perdure.runs.tables import INTENT, JOURNAL_BODY, PARTS
@@ -66,7 +67,11 @@ _DROP_ENTRIES = Sql(
         SELECT seq FROM journal WHERE tenant = :tenant AND run = :run ORDER BY seq LIMIT :limit) RETURNING seq"""
 )
 _DROP_REST = [
-    Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run") for table in ("answer", "ask", "mail", "run_blob")
+    DROP_HISTORY,
+    *(
+        Sql(f"DELETE FROM {table} WHERE tenant = :tenant AND run = :run")
+        for table in ("answer", "ask", "mail", "run_blob")
+    ),
 ]
 _MEMBERS = Sql("SELECT run, id FROM run WHERE tenant = :tenant AND turn IS NOT NULL AND turn > 1 ORDER BY run")
 _OLD_MAIL = """m.tenant = :tenant AND m.run = :run AND m.state IN (1, 3, 4) AND m.at < :before AND m.seq < (
