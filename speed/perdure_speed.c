@@ -1,14 +1,15 @@
 /* The inner loops of Perdure: copying remembered messages and comparing messages with them, for its LangGraph saver;
- * comparing two texts and looking for values that JSON cannot hold, for every save.
+ * comparing two texts and looking for values that JSON cannot hold, for every save; products of vectors, for searches.
  *
- * All do what src/perdure/langgraph/columns.py, values/diff.py and values/plain.py do in Python, which is used where
- * this module is not installed; the same tests run on both. What is remembered of a message: its class (`kinds`), a private copy of its fields
- * (`fields`: a dict of plain values), the names of the fields that were set (`names`: a set), and whether its class
- * keeps values beside the fields (`extras`: an empty dict or None). Plain values are None, bool, int, float, str, and
+ * All do what src/perdure/langgraph/columns.py, values/diff.py, values/plain.py and memory/segments.py do in Python,
+ * which is used where this module is not installed; the same tests run on both. What is remembered of a message: its
+ * class (`kinds`), a private copy of its fields (`fields`: a dict of plain values), the names of the fields that were
+ * set (`names`: a set), and whether its class keeps values beside the fields (`extras`: an empty dict or None). Plain values are None, bool, int, float, str, and
  * lists and dicts (with keys of type str) of these, of exactly these types, nested no deeper than Perdure's codec
  * allows: recursion follows what is remembered, never what a program hands in.
  *
- * Apart from one comparison no Python code runs in here, and no other thread: this module holds the GIL throughout.
+ * Apart from one comparison no Python code runs in here, and no other thread but beside the products of vectors, which
+ * touch no object: this module holds the GIL otherwise.
  * So nothing has to be owned while it is used. Collections call finalizers, which are Python code: the garbage collector
  * is off while objects are made, and on again before any other code of the process runs. The exception is the
  * comparison of two sets: a program may have filled one of them with names that compare by Python code. References are
@@ -638,12 +639,77 @@ attach(PyObject *module, PyObject *ignored)
     Py_RETURN_NONE;
 }
 
+/* ---- products of vectors */
+
+#define LANES 32
+
+#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__has_attribute)
+#if __has_attribute(target_clones)
+#define FOR_EACH_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+#endif
+#ifndef FOR_EACH_PROCESSOR
+#define FOR_EACH_PROCESSOR
+#endif
+
+/* Each row is added up in the same order wherever it lies. The lanes are what a compiler makes vectors of. */
+FOR_EACH_PROCESSOR static void
+multiply(const short *row, const float *scales, const float *target, float *out, Py_ssize_t rows, Py_ssize_t width)
+{
+    for (Py_ssize_t number = 0; number < rows; number++, row += width) {
+        float lanes[LANES] = {0}, total = 0;
+        Py_ssize_t place = 0;
+        for (; place + LANES <= width; place += LANES)
+            for (int lane = 0; lane < LANES; lane++)
+                lanes[lane] += (float)row[place + lane] * target[place + lane];
+        for (; place < width; place++)
+            total += (float)row[place] * target[place];
+        for (int lane = 0; lane < LANES; lane++)
+            total += lanes[lane];
+        out[number] = total * scales[number];
+    }
+}
+
+PyDoc_STRVAR(products_doc,
+"products(numbers, scales, target, out)\n\n"
+"Fill `out` with the products of rows of 16-bit integers and `target`, each times the scale of its row. The last three\n"
+"hold 32-bit floats. No object is touched meanwhile, so other threads run.");
+
+static PyObject *
+products(PyObject *module, PyObject *const *arguments, Py_ssize_t count)
+{
+    Py_buffer views[4];
+    int held = 0;
+    if (count != 4) {
+        PyErr_SetString(PyExc_TypeError, "products takes numbers, scales, target and out");
+        return NULL;
+    }
+    while (held < 4 && PyObject_GetBuffer(arguments[held], &views[held], held == 3 ? PyBUF_CONTIG : PyBUF_CONTIG_RO) == 0)
+        held++;
+    if (held == 4) {
+        Py_ssize_t rows = views[1].len / (Py_ssize_t)sizeof(float), width = views[2].len / (Py_ssize_t)sizeof(float);
+        if (views[0].len != rows * width * (Py_ssize_t)sizeof(short) || views[3].len != views[1].len)
+            PyErr_SetString(PyExc_ValueError, "products takes arrays whose sizes agree");
+        else {
+            Py_BEGIN_ALLOW_THREADS
+            multiply(views[0].buf, views[1].buf, views[2].buf, views[3].buf, rows, width);
+            Py_END_ALLOW_THREADS
+        }
+    }
+    while (held > 0)
+        PyBuffer_Release(&views[--held]);
+    if (PyErr_Occurred())
+        return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
     {"copies", (PyCFunction)(void (*)(void))copies, METH_FASTCALL, copies_doc},
     {"lend", (PyCFunction)(void (*)(void))lend, METH_FASTCALL, lend_doc},
     {"unchanged", (PyCFunction)(void (*)(void))unchanged, METH_FASTCALL, unchanged_doc},
     {"attach", attach, METH_NOARGS, attach_doc},
     {"common", (PyCFunction)(void (*)(void))common, METH_FASTCALL, common_doc},
+    {"products", (PyCFunction)(void (*)(void))products, METH_FASTCALL, products_doc},
     {"is_plain", (PyCFunction)(void (*)(void))is_plain, METH_FASTCALL, is_plain_doc},
     {NULL, NULL, 0, NULL},
 };
@@ -657,7 +723,7 @@ PyMODINIT_FUNC
 PyInit_perdure_speed(void)
 {
     PyObject *module = PyModule_Create(&definition);
-    if (module != NULL && PyModule_AddIntConstant(module, "INTERFACE", 5) < 0) /* what the functions take and give */
+    if (module != NULL && PyModule_AddIntConstant(module, "INTERFACE", 6) < 0) /* what the functions take and give */
         Py_CLEAR(module);
     return module;
 }

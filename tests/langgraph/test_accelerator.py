@@ -1,6 +1,6 @@
 """The accelerator does what Python does: the same messages are unchanged, the same copies are made, texts differ in the
-same places, the same values are plain. It keeps count of every object, survives what is no message, and the garbage
-collector sees its copies as it sees those of Python."""
+same places, the same values are plain, vectors have the same products. It keeps count of every object, survives what is
+no message, and the garbage collector sees its copies as it sees those of Python."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -24,6 +25,7 @@ from soak import examples
 from perdure.langgraph import columns
 from perdure.langgraph.columns import Columns, PlainColumns, SpeedColumns
 from perdure.langgraph.remembered import NOTHING, write_messages
+from perdure.memory.segments import Vectors
 from perdure.values import accelerator as accelerator_module
 from perdure.values import diff
 from perdure.values import plain as plain_values
@@ -387,6 +389,25 @@ json = st.recursive(
 @given(value=json | st.tuples(json) | st.builds(Text) | st.lists(st.builds(Text)), room=st.integers(-1, 4))
 def test_both_write_the_same_plain_values(monkeypatch: pytest.MonkeyPatch, value: Any, room: int) -> None:
     assert plain_values.plain_text(value, room) == in_python(monkeypatch, lambda: plain_values.plain_text(value, room))
+
+
+@pytest.mark.parametrize("width", [1, 31, 32, 100])
+def test_both_multiply_vectors(speed: Any, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    random = numpy.random.default_rng(width)
+    vectors = Vectors.of(random.normal(size=(50, width)).astype("f2"), numpy.arange(0, 100, 2), 100)
+    target = random.normal(size=width).astype("f4")
+    products = vectors.products(target)
+    assert numpy.isnan(products).tolist() == [False, True] * 50
+    numpy.testing.assert_allclose(products, in_python(monkeypatch, lambda: vectors.products(target)), atol=1e-4)
+    assert products[40:60:2].tolist() == Vectors(*(each[40:60:2].copy() for each in vectors)).products(target).tolist()
+    for wrong in [
+        (*vectors, target[1:], products),
+        (*vectors, target, products[1:]),
+        (*vectors, target, bytes(400)),
+        (),
+    ]:
+        with pytest.raises((TypeError, ValueError, BufferError)):
+            speed.products(*wrong)
 
 
 def test_texts_and_values_are_read_within_their_limits(speed: Any) -> None:

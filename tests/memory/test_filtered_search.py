@@ -19,6 +19,7 @@ from perdure.langgraph import PerdureStore
 from perdure.memory import reading, search
 from perdure.memory.columns import FieldColumn
 from perdure.memory.filters import CONDITIONS_MAX, MISSING, OPERATORS, field_condition, matcher
+from perdure.memory.segments import IndexScope
 
 PAST = datetime(2026, 1, 1)
 numbers = [0, 1, 1.0, 2, Decimal("1.5"), float("nan"), True, False]
@@ -36,6 +37,15 @@ def test_a_column_selects_what_the_condition_accepts(stored: list[Any], operator
     except UsageError:
         return
     assert FieldColumn(stored).select(test).tolist() == [test(value) for value in stored]
+
+
+texts = st.text(st.sampled_from("ab\0é🐟\ud800"), max_size=6)
+
+
+@given(st.lists(texts, max_size=12), texts)
+def test_a_column_of_texts_selects_those_that_contain_another(stored: list[str], operand: str) -> None:
+    test = field_condition((), "contains", operand)
+    assert FieldColumn(stored).select(test).tolist() == [operand in text for text in stored]
 
 
 FILTERS: list[dict[str, Any]] = [
@@ -92,6 +102,25 @@ def test_a_filter_finds_what_decoding_everything_finds_and_decodes_each_item_onc
         assert [item.key for item in memory.search("fish", where={"n": 199}, kind="odd")] == ["k199"]
         assert memory.search("fish", where={"n": 199}, kind="even") == []
         assert {*counted} == {"k199"}
+
+
+def test_a_filter_that_many_of_the_first_items_fail_needs_one_ranking(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rankings: list[int] = []
+
+    def counting(scope: IndexScope, *args: Any, original: Any = IndexScope.rank, **options: Any) -> Any:
+        rankings.append(scope.count)
+        return original(scope, *args, **options)
+
+    monkeypatch.setattr(IndexScope, "rank", counting)
+    with perdure.open(tmp_path / "a.db", durability="normal") as store:
+        memory = store.memory("u")
+        memory.put_many({f"k{n}": {"text": "fish", "even": n % 2 == 0} for n in range(200)})
+        for _ in range(3):
+            rankings.clear()
+            assert len(memory.search("fish", where={"even": True}, limit=15)) == 15
+        assert rankings == [200]
 
 
 def test_a_filter_of_langgraph_is_applied_before_ranking_too(tmp_path: Path, counted: list[str]) -> None:

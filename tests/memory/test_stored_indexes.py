@@ -14,6 +14,7 @@ import perdure
 from perdure.memory import stored_indexes
 from perdure.memory.models import Item
 from perdure.memory.scopes import searcher_of
+from perdure.memory.segments import IndexRow, IndexSegment
 from perdure.storage.sqlite.opening import VOLATILE
 
 KEY = bytes(range(32))
@@ -149,6 +150,18 @@ def test_retention_drops_stored_indexes_that_hold_what_it_removed(tmp_path: Path
         store.ops.compact()
         with apsw.Connection(f"{path}{VOLATILE}") as connection:
             assert list(connection.execute("SELECT 1 FROM memory_index")) == []
+
+
+def test_the_arrays_of_a_loaded_index_are_aligned_so_that_numpy_does_not_copy_them() -> None:
+    rows = [IndexRow(1, (7, "odd"), b"\1\2\3\4\5", bytes(12), "k", 3), IndexRow(2, (7, "b"), b"\1\2\3\4\5\6\7\7")]
+    segment = IndexSegment.build(rows, 3)
+    loaded = IndexSegment.loaded(bytearray(b"".join(segment.dumped())), 7)
+    assert loaded is not None
+    for name in ("ids", "at", "terms", "items", "densities", "kinds", "total", "more_items"):
+        array = getattr(loaded, name)
+        assert array.flags.aligned
+        assert array.tolist() == getattr(segment, name).tolist()
+    assert all(array.flags.aligned for array in (*loaded.vectors, *loaded.more))
 
 
 def test_a_read_only_store_and_a_snapshot_write_no_index(tmp_path: Path) -> None:

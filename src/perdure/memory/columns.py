@@ -9,13 +9,13 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable
-from itertools import repeat
-from operator import contains
 from typing import Any
 
 from perdure.memory.arrays import Array, numpy
 from perdure.memory.filters import OPERATORS, UNREAD, Condition, field_of, kind_of, same
 
+_END = b"\xff"  # of a text; no text in UTF-8 has it
+_BLOCK = 1 << 18  # bytes that are searched at a time: they stay in the processor's cache
 _Bisect = Callable[[list[Any], Any, int, int], int]
 # Where the values that an operator accepts begin and end among ordered ones. None: at the first, after the last.
 _RANGES: dict[str, tuple[_Bisect | None, _Bisect | None]] = {
@@ -57,8 +57,13 @@ class FieldColumn:
         rank = numpy.empty(len(order), "i4")
         rank[order] = numpy.arange(len(order), dtype="i4")
         self.codes: Array = rank[places] if places else numpy.zeros(0, "i4")
-        self.weight_bytes = self.codes.nbytes + sum(map(sys.getsizeof, self.values))
+        self._values_bytes = self.codes.nbytes + sum(map(sys.getsizeof, self.values))
         self._elements: tuple[FieldColumn, Array] | None = None
+        self._texts: JoinedTexts | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        return self._values_bytes + (self._texts.weight_bytes if self._texts is not None else 0)
 
     def select(self, condition: Condition) -> Array:
         """Return which items can meet a condition."""
@@ -105,7 +110,8 @@ class FieldColumn:
     def _accept_containing(self, accepted: Array, operand: object) -> None:
         start, end = self._ordered.get(kind_of(""), (0, 0))
         if isinstance(operand, str):
-            accepted[start:end] = list(map(contains, self.values[start:end], repeat(operand)))
+            self._texts = self._texts or JoinedTexts(self.values[start:end])
+            accepted[start:end] = self._texts.containing(operand)
         start, end = self._ordered.get(kind_of(b""), (0, 0))
         accepted[start:end] = [OPERATORS["contains"](operand)(data) for data in self.values[start:end]]
         if self._elements is None:
@@ -114,6 +120,36 @@ class FieldColumn:
             self._elements = FieldColumn(each for at in lists for each in self.values[at]), numpy.array(owners, "i8")
         column, of = self._elements
         accepted[of[column.select(Condition((), "eq", operand, OPERATORS["eq"](operand)))]] = True
+
+
+class JoinedTexts:
+    """Texts in one piece of memory, so that those that contain another are found without a look at each object."""
+
+    def __init__(self, texts: list[str]) -> None:
+        encoded = [text.encode("utf-8", "surrogatepass") for text in texts]
+        self._ends = numpy.cumsum([len(text) + 1 for text in encoded], dtype="i8")
+        self._bytes = numpy.frombuffer(_END.join([*encoded, b""]), "u1")
+        self._frequencies = numpy.bincount(self._bytes, minlength=256)
+        self.weight_bytes = self._bytes.nbytes + self._ends.nbytes
+
+    def containing(self, part: str) -> Array:
+        """Return which texts contain a part: where its two rarest bytes are, and then its others around them."""
+        sought = numpy.frombuffer(part.encode("utf-8", "surrogatepass"), "u1")
+        if not len(sought):
+            return numpy.ones(len(self._ends), bool)
+        order = numpy.argsort(self._frequencies[sought], kind="stable").tolist()
+        all_places = [numpy.zeros(0, "i8")]
+        end = len(self._bytes) - len(sought) + 1  # no place from here on has room for it
+        for start in range(0, end, _BLOCK):
+            blocks = {at: self._bytes[start + at : min(start + _BLOCK, end) + at] for at in order}
+            first, second = order[0], order[min(1, len(order) - 1)]
+            places = numpy.flatnonzero((blocks[first] == sought[first]) & (blocks[second] == sought[second]))
+            for at in order[2:]:
+                places = places[blocks[at][places] == sought[at]]
+            all_places.append(places + start)
+        places = numpy.concatenate(all_places)
+        before = numpy.searchsorted(places, self._ends)  # how many are before the end of each text
+        return numpy.diff(before, prepend=0) > 0
 
 
 def _key(value: object, different: dict[Hashable, Any]) -> Hashable:

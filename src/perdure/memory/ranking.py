@@ -65,17 +65,20 @@ def word_scores(
     places = [part.postings([*terms]) for part in segments]
     for number, share in enumerate(terms.values()):
         chosen = [part.items[place[number]] for part, place in zip(segments, places, strict=True)]
-        holders = sum(int(part.alive[items].sum()) for part, items in zip(segments, chosen, strict=True))
+        holders = sum(numpy.count_nonzero(part.alive[items]) for part, items in zip(segments, chosen, strict=True))
         rarity = share * math.log(1 + count / (holders or 0.5))
         total += rarity
-        if not holders:
-            continue
         for part, place, items, score, has in zip(segments, places, chosen, scores, had, strict=True):
-            has[items] += rarity
-            occurrences = part.counts[place[number]] / TEXT_WEIGHT
-            others = SMOOTHING + part.lengths[items] / (TEXT_WEIGHT * PASSAGE_WORDS)
-            score[items] += rarity * occurrences / (occurrences + others)
+            numpy.add.at(has, items, rarity)
+            numpy.add.at(score, items, numpy.float64(rarity) * part.densities[place[number]])
     return scores, [has / (total or 1) for has in had]
+
+
+def densities(items: Array, counts: Array, count: int) -> Array:
+    """Return how dense the word of each posting is in its item, 0 to 1. `counts` are weighted, of `count` items."""
+    others = numpy.bincount(items, counts, count) / PASSAGE_WORDS + SMOOTHING * TEXT_WEIGHT
+    dense: Array = (counts / (counts + others[items])).astype("f4")
+    return dense
 
 
 def score_of(nats: Array) -> Array:
@@ -138,9 +141,9 @@ class Ranking:
         meaning = numpy.zeros(len(ids))
         improbable = math.inf
         if embedded.any():
-            known = cosines[embedded]
-            noise = known if noise is None else noise
-            meaning[embedded] = MEANING_SHARE * surprises(known, noise)
+            if noise is None:
+                noise = cosines if embedded.all() else cosines[embedded]
+            meaning = numpy.where(embedded, MEANING_SHARE * surprises(cosines, noise), 0)
             improbable = MEANING_SHARE * float(nats_of(numpy.array(BY_CHANCE / max(1, len(noise))), len(noise)))
         ranking = cls(ids, score_of(words + meaning), words, meaning, cosines, parts, improbable)
         return ranking._where((words > 0) | embedded)
@@ -171,8 +174,9 @@ class Ranking:
     def _where(self, kept: Array) -> Ranking:
         if kept.all():
             return self
+        places = numpy.flatnonzero(kept)  # ten times as fast as a mask
         arrays = (self.ids, self.scores, self.words, self.meaning, self.cosines, self.parts)
-        ids, scores, words, meaning, cosines, parts = (array[kept] for array in arrays)
+        ids, scores, words, meaning, cosines, parts = (array[places] for array in arrays)
         return Ranking(ids, scores, words, meaning, cosines, parts, self.improbable)
 
     def _by_words(self, places: Array | slice = _ALL) -> Array:

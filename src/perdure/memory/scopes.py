@@ -30,7 +30,7 @@ INDEX_BYTES = 256 << 20  # of the indexes in memory, unless `open` says otherwis
 _CODEC = Codec()  # for the readable form of values
 _MANY = 128  # items in one statement
 _BATCH = 8 * _MANY
-_LARGE = 16_384  # versions of a namespace that are read at a time
+_LARGE = 4_096  # versions of a namespace that are read at a time
 T = TypeVar("T")
 Newest = dict[int, tuple[int, int]]  # by namespace: its newest number and its generation
 

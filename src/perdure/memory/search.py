@@ -76,17 +76,18 @@ def search(
         tenant, searcher, scope, searcher.words.query_terms(query), vector, end, relevant, matches, by_meaning
     )
     indexes = asked.indexes()
-    kept = indexes.kept(then=scope.then)
+    kept, ranking = indexes.kept(then=scope.then), None
     if kept is not None and kept.is_steady and end is not None and end <= _PAGE_MAX:
-        ranking = asked.among(asked.ranking(kept.scope), kept.scope)
-        best = list(islice(ranking, size := max(_FETCH, end)))
+        ranking = asked.ranking(kept.scope)
+        best = list(islice(asked.among(ranking, kept.scope), size := max(_FETCH, end)))
         hits = yield from read(partial(asked.kept, kept, best, end))
         if hits is not None and (len(hits) >= end or len(best) < size):
             return hits[start:end]
     index = searcher.index if vector is not None and not (scope.then or by_meaning) else None
     if index is None and indexes.kept(then=False) is None:
         yield from stored_indexes.load(tenant, searcher, indexes)
-    hits = yield from read(partial(asked.run, None if index is None else LARGE_ITEMS))
+    known = (kept.scope, ranking) if kept is not None and ranking is not None else None
+    hits = yield from read(partial(asked.run, None if index is None else LARGE_ITEMS, known=known))
     if index is None:
         yield from stored_indexes.store(tenant, searcher, indexes)
     if hits is None and index is not None:
@@ -168,8 +169,13 @@ class _Search:
             return None
         return self._there(best, answers, {space: path for space, _, _, path, _ in spaces}, end)
 
-    def run(self, most: int | None = None, proposal: Proposal | None = None) -> Program[Found | None]:
-        """Return the best items of a scope.
+    def run(
+        self,
+        most: int | None = None,
+        proposal: Proposal | None = None,
+        known: tuple[IndexScope, Ranking] | None = None,
+    ) -> Program[Found | None]:
+        """Return the best items of a scope. `known` is a ranking that need not be made again if its scope is current.
 
         Return None if the scope has more items than `most`, or if an item that was not proposed could be among the
         hits.
@@ -182,7 +188,7 @@ class _Search:
         kept = yield from indexes.refreshed({space: (last, generation) for space, last, generation, _, _ in spaces})
         bound = None
         if proposal is None:
-            ranking = self.ranking(kept.scope)
+            ranking = known[1] if known is not None and known[0] is kept.scope else self.ranking(kept.scope)
         else:
             by_words = kept.scope.rank(self.terms)
             best = list(islice(by_words, proposal.asked.limit))

@@ -17,16 +17,17 @@ from zlib import crc32
 
 import msgspec
 
-from perdure.memory.arrays import Array, numpy
+from perdure.memory.arrays import Array, large_array, numpy
 from perdure.memory.columns import FieldColumn
-from perdure.memory.ranking import Ranking, specific, word_scores
+from perdure.memory.ranking import Ranking, densities, specific, word_scores
 from perdure.memory.reading import ItemReader
 from perdure.memory.rows import SEQUENCE_BITS
+from perdure.values import accelerator
 
 MERGE_RATIO = 4
 _BLOCK = 2048  # vectors that are compared with a query at a time
-_FORMAT = 3  # of a dumped segment
-_ARRAYS = ("ids", "terms", "items", "counts", "more_items", "kinds", "at", "lengths", "total")
+_FORMAT = 4  # of a dumped segment
+_ARRAYS = ("ids", "more_items", "at", "total", "terms", "items", "densities", "kinds")
 _NO_IDS = numpy.zeros(0, "i8")
 
 
@@ -41,6 +42,20 @@ class IndexRow(NamedTuple):
     at: int = 0  # when it was learned
 
 
+def _where(array: Array, kept: Array) -> Array:
+    return array if kept.all() else array[numpy.flatnonzero(kept)]
+
+
+def _joined(arrays: list[Array]) -> Array:
+    """Return arrays as one. The list is emptied on the way."""
+    joined = large_array((sum(map(len, arrays)), *arrays[0].shape[1:]), arrays[0].dtype)
+    start = 0
+    while arrays:
+        array = arrays.pop(0)
+        joined[start : (start := start + len(array))] = array
+    return joined
+
+
 class Vectors(NamedTuple):
     """Vectors with 16 bits per number, exact but for numbers that are far smaller than the largest of their vector."""
 
@@ -50,7 +65,7 @@ class Vectors(NamedTuple):
     @classmethod
     def of(cls, known: Array, places: Array, count: int) -> Vectors:
         """Return `count` vectors, of which those at `places` are known (float16)."""
-        numbers, scales = numpy.zeros((count, known.shape[1]), "i2"), numpy.full(count, numpy.nan, "f4")
+        numbers, scales = large_array((count, known.shape[1]), "i2"), numpy.full(count, numpy.nan, "f4")
         for start in range(0, len(known), _BLOCK):
             block, where = known[start : start + _BLOCK].astype("f4"), places[start : start + _BLOCK]
             _, powers = numpy.frexp(numpy.abs(block).max(1, initial=0))
@@ -59,11 +74,7 @@ class Vectors(NamedTuple):
         return cls(numbers, scales)
 
     def where(self, kept: Array) -> Vectors:
-        return Vectors(self.numbers[kept], self.scales[kept])
-
-    @classmethod
-    def concatenate(cls, parts: Iterable[Vectors]) -> Vectors:
-        return cls(*map(numpy.concatenate, zip(*parts, strict=True)))
+        return Vectors(_where(self.numbers, kept), _where(self.scales, kept))
 
     def total(self) -> Array:
         """Return the sum of all vectors. It is exact, and so the same in any order."""
@@ -76,6 +87,9 @@ class Vectors(NamedTuple):
     def products(self, target: Array) -> Array:
         # Row by row, in one thread: a product of matrices would round a row differently in another segment.
         products = numpy.empty(len(self.numbers), "f4")
+        if (speed := accelerator.speed) is not None:
+            speed.products(self.numbers, self.scales, target, products)
+            return products
         for start in range(0, len(products), _BLOCK):
             part = slice(start, start + _BLOCK)
             numpy.vecdot(self.numbers[part].astype("f4"), target, out=products[part])
@@ -86,20 +100,19 @@ class Vectors(NamedTuple):
 class IndexSegment:
     """Versions of items as arrays.
 
-    The postings are sorted by term. Each is an item and the weighted count of the term in it.
+    The postings are sorted by term. Each is an item and how dense the term is in it.
     """
 
     ids: Array
     keys: tuple[Hashable, ...]
     terms: Array
     items: Array
-    counts: Array
+    densities: Array
     vectors: Vectors  # one per item
     more: Vectors  # the further vectors of items with several, …
     more_items: Array  # … and their items
     kinds: Array  # the crc32 of each item's kind
     at: Array  # when each was learned
-    lengths: Array  # the sum of an item's weighted counts
     places: dict[Hashable, int]
     total: Array  # the sum of the first vectors of live items
     alive: Array  # whether a version is still the newest of its item
@@ -113,6 +126,8 @@ class IndexSegment:
         """
         packed = [row.words or b"" for row in rows]
         sizes = numpy.fromiter((len(words) // 5 for words in packed), "i8", len(rows))
+        items = numpy.repeat(numpy.arange(len(rows), dtype="i4"), sizes)
+        counts = b"".join([words[len(words) // 5 * 4 : len(words) // 5 * 5] for words in packed])
         size = 2 * dimension
         embedded = [row.vector if size and row.vector and len(row.vector) % size == 0 else b"" for row in rows]
         known = numpy.frombuffer(b"".join(embedded), "<f2").reshape(-1, max(dimension, 1))
@@ -120,57 +135,61 @@ class IndexSegment:
         is_first = numpy.diff(owners, prepend=-1) > 0
         further = int((~is_first).sum())
         vectors = Vectors.of(known[is_first], owners[is_first], len(rows))
-        return cls._sorted(
-            numpy.fromiter((row.id for row in rows), "i8", len(rows)),
-            tuple(row.key for row in rows),
-            numpy.frombuffer(b"".join([words[: len(words) // 5 * 4] for words in packed]), "<u4"),
-            numpy.repeat(numpy.arange(len(rows), dtype="i4"), sizes),
-            numpy.frombuffer(b"".join([words[len(words) // 5 * 4 : len(words) // 5 * 5] for words in packed]), "u1"),
-            vectors,
-            Vectors.of(known[~is_first], numpy.arange(further), further),
-            owners[~is_first],
-            numpy.fromiter((crc32(row.kind.encode()) for row in rows), "u4", len(rows)),
-            numpy.fromiter((row.at for row in rows), "i8", len(rows)),
-            vectors.total(),
-        )
+        more = Vectors.of(known[~is_first], numpy.arange(further), further)
+        columns = {
+            "ids": numpy.fromiter((row.id for row in rows), "i8", len(rows)),
+            "kinds": numpy.fromiter((crc32(row.kind.encode()) for row in rows), "u4", len(rows)),
+            "at": numpy.fromiter((row.at for row in rows), "i8", len(rows)),
+            "terms": numpy.frombuffer(b"".join([words[: len(words) // 5 * 4] for words in packed]), "<u4"),
+            "items": items,
+            "densities": densities(items, numpy.frombuffer(counts, "u1"), len(rows)),
+            "more_items": owners[~is_first],
+        }
+        return cls._sorted(tuple(row.key for row in rows), vectors.total(), columns, vectors, more)
 
     @classmethod
-    def merge(cls, parts: Sequence[IndexSegment]) -> IndexSegment:
-        """Return one segment with the live versions of several."""
-        postings: list[tuple[Array, Array, Array]] = []
-        further: list[tuple[Vectors, Array]] = []
-        start = 0
-        for part in parts:
-            kept = part.alive[part.items]
-            places = numpy.cumsum(part.alive, dtype="i4") - 1 + start
-            postings.append((part.terms[kept], places[part.items[kept]], part.counts[kept]))
-            kept = part.alive[part.more_items]
-            further.append((part.more.where(kept), places[part.more_items[kept]]))
-            start += part.live
-        terms, items, counts = map(numpy.concatenate, zip(*postings, strict=True))
-        return cls._sorted(
-            numpy.concatenate([part.ids[part.alive] for part in parts]),
-            tuple(key for part in parts for key in compress(part.keys, part.alive.tolist())),
-            terms,
-            items,
-            counts,
-            Vectors.concatenate(part.vectors.where(part.alive) for part in parts),
-            Vectors.concatenate(more for more, _ in further),
-            numpy.concatenate([owners for _, owners in further]),
-            numpy.concatenate([part.kinds[part.alive] for part in parts]),
-            numpy.concatenate([part.at[part.alive] for part in parts]),
-            numpy.sum([part.total for part in parts], 0),
-        )
+    def merge(cls, parts: list[IndexSegment]) -> IndexSegment:
+        """Return one segment with the live versions of several.
 
-    def dumped(self) -> bytes:
-        """Return the segment as bytes for `loaded`. Its keys are pairs of a namespace and a key, all of one."""
-        arrays = (*self.vectors, *self.more, *(getattr(self, name) for name in _ARRAYS))
+        The list is emptied on the way, so that what nobody else holds is not in memory twice.
+        """
+        columns: dict[str, list[Array]] = {}
+        keys: list[Hashable] = []
+        total = numpy.sum([part.total for part in parts], 0)
+        while parts:
+            part = parts.pop(0)
+            for name, array in part._live_columns(len(keys)).items():
+                columns.setdefault(name, []).append(array)
+            keys += compress(part.keys, part.alive.tolist())
+        joined = {name: _joined(arrays) for name, arrays in columns.items()}
+        vectors, more = (Vectors(*(joined.pop(name + each) for each in Vectors._fields)) for name in ("", "more_"))
+        return cls._sorted(tuple(keys), total, joined, vectors, more)
+
+    def _live_columns(self, start: int) -> dict[str, Array]:
+        """Return the arrays of live versions, whose items are counted from `start`."""
+        places = numpy.cumsum(self.alive, dtype="i4") - 1 + start
+        postings, further = self.alive[self.items], self.alive[self.more_items]
+        columns = {name: _where(getattr(self, name), self.alive) for name in ("ids", "kinds", "at")}
+        columns |= {name: _where(getattr(self, name), postings) for name in ("terms", "items", "densities")}
+        columns |= {"more_items": _where(self.more_items, further)}
+        columns |= {name: places[columns[name]] for name in ("items", "more_items")}
+        columns |= self.vectors.where(self.alive)._asdict()
+        return columns | {"more_" + name: array for name, array in self.more.where(further)._asdict().items()}
+
+    def dumped(self) -> list[Any]:
+        """Return the segment as buffers for `loaded`. Its keys are pairs of a namespace and a key, all of one."""
+        arrays = self._dumped
         shapes = [(array.dtype.str, array.shape) for array in arrays]
         keys = cast("tuple[tuple[int, str], ...]", self.keys)
         header = msgspec.msgpack.encode((_FORMAT, shapes, [key for _, key in keys]))
-        return b"".join(
-            [len(header).to_bytes(8, "little"), header, *(array.reshape(-1).view("u1") for array in arrays)]
-        )
+        start = len(header).to_bytes(8, "little") + header + bytes(-len(header) % 8)
+        return [start, *(array.reshape(-1).view("u1").data for array in arrays)]
+
+    @property
+    def _dumped(self) -> list[Array]:
+        """The arrays of a dump, those of large numbers first: numpy copies one that is not aligned at every use."""
+        (numbers, scales), (more_numbers, more_scales) = self.vectors, self.more
+        return [*(getattr(self, name) for name in _ARRAYS), scales, more_scales, numbers, more_numbers]
 
     @classmethod
     def loaded(cls, data: bytearray, space: int) -> IndexSegment | None:
@@ -179,38 +198,32 @@ class IndexSegment:
         version, shapes, names = msgspec.msgpack.decode(memoryview(data)[8:start])
         if version != _FORMAT:
             return None
+        start += -start % 8
         arrays: list[Array] = []
         for kind, shape in shapes:
             count = math.prod(shape)
             arrays.append(numpy.frombuffer(data, kind, count, start).reshape(shape))
             start += arrays[-1].nbytes
+        *known, scales, more_scales, numbers, more_numbers = arrays
         keys: tuple[Hashable, ...] = tuple(zip(repeat(space), names))
-        known: dict[str, Any] = dict(zip(_ARRAYS, arrays[4:], strict=True))
-        known |= {"vectors": Vectors(*arrays[:2]), "more": Vectors(*arrays[2:4])}
-        places = {key: place for place, key in enumerate(keys)}
-        return cls(keys=keys, places=places, alive=numpy.ones(len(keys), bool), **known)
+        columns: dict[str, Any] = dict(zip(_ARRAYS, known, strict=True))
+        return cls._of(keys, columns, Vectors(numbers, scales), Vectors(more_numbers, more_scales))
 
     @classmethod
     def _sorted(
-        cls,
-        ids: Array,
-        keys: tuple[Hashable, ...],
-        terms: Array,
-        items: Array,
-        counts: Array,
-        vectors: Vectors,
-        more: Vectors,
-        more_items: Array,
-        kinds: Array,
-        at: Array,
-        total: Array,
+        cls, keys: tuple[Hashable, ...], total: Array, columns: dict[str, Any], vectors: Vectors, more: Vectors
     ) -> IndexSegment:
-        lengths = numpy.bincount(items, counts, len(ids)).astype("i8")
-        order = numpy.argsort(terms)
-        postings = terms[order], items[order], counts[order]
+        order = numpy.argsort(columns["terms"])
+        for name in ("terms", "items", "densities"):
+            column = columns[name]
+            columns[name] = column.take(order, out=large_array(column.shape, column.dtype), mode="clip")
+        return cls._of(keys, {**columns, "total": total}, vectors, more)
+
+    @classmethod
+    def _of(cls, keys: tuple[Hashable, ...], columns: dict[str, Any], vectors: Vectors, more: Vectors) -> IndexSegment:
         places = {key: place for place, key in enumerate(keys)}
-        alive = numpy.ones(len(ids), bool)
-        return cls(ids, keys, *postings, vectors, more, more_items, kinds, at, lengths, places, total, alive)
+        alive = numpy.ones(len(keys), bool)
+        return cls(keys=keys, vectors=vectors, more=more, places=places, alive=alive, **columns)
 
     @property
     def live(self) -> int:
@@ -218,7 +231,7 @@ class IndexSegment:
 
     @property
     def size_bytes(self) -> int:
-        arrays = (self.ids, self.lengths, self.terms, self.items, self.counts, self.kinds, self.at, self.alive)
+        arrays = (self.ids, self.terms, self.items, self.densities, self.kinds, self.at, self.alive)
         size = sum(array.nbytes for array in (*arrays, *self.vectors, *self.more)) + 200 * len(self.keys)
         return size + sum(column.weight_bytes for column in self.columns.values())
 

@@ -7,7 +7,7 @@ an index that is missing, damaged or stale is built from the items again. Nothin
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -116,24 +116,38 @@ def store(tenant: int, searcher: Searcher, indexes: ScopeIndexes) -> Flow[None]:
             continue
         searcher.stored[tenant, space] = mark  # if it fails, it is not tried again at once
         try:
-            yield from _write(tenant, space, indexes.stored_as, mark, (yield from aside(segment.dumped)))
+            yield from _write(tenant, space, indexes.stored_as, mark, segment)
         except PerdureError as error:  # a role of PostgreSQL that may only read, a full disk
             _log.debug("an index of memory was not stored: %s", said(error), extra=event("memory.index_not_stored"))
 
 
-def _write(tenant: int, space: int, model: str, mark: tuple[int, int], data: bytes) -> Flow[None]:
+def _write(tenant: int, space: int, model: str, mark: tuple[int, int], segment: IndexSegment) -> Flow[None]:
     last, generation = mark
     scope = {"tenant": tenant, "space": space}
     newest = yield from fetch(_NEWEST, **scope, id=space << SEQUENCE_BITS | last)
     if not newest or newest[0][0] != generation:
         return
     facts = {"until": last, "generation": generation, "at": newest[0][1], "model": model}
-    facts["digest"] = yield from aside(lambda: blake3(data).digest())
-    for number, start in enumerate(range(0, len(data), _PART_BYTES)):
-        part = _ADD(**scope, **facts, number=number, body=data[start : start + _PART_BYTES])
+    buffers = yield from aside(segment.dumped)
+    facts["digest"] = yield from aside(partial(_digest, buffers))
+    for number, body in enumerate(_bodies(buffers)):
+        part = _ADD(**scope, **facts, number=number, body=body)
         yield _changing([_DROP(**scope), part] if number == 0 else [part])
     if (yield from fetch(_NEWEST, **scope, id=space << SEQUENCE_BITS | last)) != newest:
         yield _changing([_DROP(**scope)])  # items were erased meanwhile
+
+
+def _bodies(buffers: Iterable[Any]) -> Iterator[bytes]:
+    for buffer in buffers:
+        for start in range(0, len(buffer), _PART_BYTES):
+            yield bytes(buffer[start : start + _PART_BYTES])
+
+
+def _digest(buffers: Iterable[Any]) -> bytes:
+    hashed = blake3()
+    for buffer in buffers:
+        hashed.update(buffer)
+    return hashed.digest()
 
 
 def _changing(statements: Iterable[Any]) -> Transaction:

@@ -9,7 +9,7 @@ import os
 from importlib import import_module
 from typing import Any, Final
 
-_INTERFACE: Final = 5
+_INTERFACE: Final = 6
 
 
 def _accelerator() -> Any:
