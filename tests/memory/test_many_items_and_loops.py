@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,3 +70,30 @@ async def test_what_is_put_is_what_was_given(url: str) -> None:
     put = await memory.aput_many(Changing(values))
     assert {item.value[0] for item in put} == {"as given"}
     await store.aclose()
+
+
+FIRST_SEARCH = """
+import asyncio, sys, threading
+import perdure
+
+class Watch:
+    def find_spec(self, name, path=None, target=None):
+        if name == "numpy":
+            print("on the loop" if threading.current_thread() is threading.main_thread() else "on a thread")
+
+async def main():
+    store = perdure.open(sys.argv[1])
+    memory = store.memory("users", "alice")
+    await memory.aput("hobby", {"fact": "likes hiking"})
+    sys.meta_path.insert(0, Watch())
+    print([item.key for item in await memory.asearch("hiking")])
+    await store.aclose()
+
+asyncio.run(main())
+"""
+
+
+def test_the_first_search_of_a_process_imports_numpy_on_a_thread(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FIRST_SEARCH, str(tmp_path / "a.db")]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert printed == "on a thread\n['hobby']\n"

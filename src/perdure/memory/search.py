@@ -6,9 +6,11 @@ cache of one process. The row of an item decides whether it is there, holds and 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ from perdure.memory.reading import ItemReader
 from perdure.memory.rows import OF_ITEM, SEQUENCE_BITS, WANTED, ItemQuery, ItemRow
 from perdure.memory.scopes import KeptScope, ScopeIndexes, Searcher, pages_of, searcher_of
 from perdure.memory.tables import ITEM_VECTOR
-from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, read
+from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, aside, read
 from perdure.threads.context import StoreContext
 
 if TYPE_CHECKING:  # needs numpy
@@ -29,6 +31,7 @@ if TYPE_CHECKING:  # needs numpy
 
 Matches = Callable[[ItemRow], bool]
 Found = list[tuple[ItemRow, "Hit"]]
+_RANKS = "perdure.memory.segments"  # imported late: it needs numpy
 _FETCH = 16  # items in one statement
 _PAGE_MAX = 1024
 _DECODED_MAX = 256  # the largest page whose items are decoded for a filter; for more of them columns are made
@@ -63,8 +66,8 @@ def search(
     If `matches` is an `ItemReader`, its filter is applied before items are ranked. With `by_meaning`, items are ranked
     by their cosine alone, and those without a vector are left out.
     """
-    import perdure.memory.segments  # noqa: F401 - raises ExtraMissing before the embedder is called
-
+    if _RANKS not in sys.modules:  # raises ExtraMissing before the embedder is called
+        yield from aside(partial(import_module, _RANKS))  # too slow for an event loop
     searcher, vector = searcher_of(ctx), None
     tenant = yield from ctx.tenant()
     if tenant is None:
