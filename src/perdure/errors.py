@@ -146,6 +146,10 @@ class Damaged(PerdureError):
         self.checkpoints = checkpoints
 
 
+class ValueMissing(NotFound, Damaged):
+    """A large value that the store refers to is not there. A run that reads it is stuck, until the object is back."""
+
+
 class StoreError(PerdureError):
     """The root of errors about the database below."""
 

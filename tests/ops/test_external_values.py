@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from external_kit import files, swept
+from external_kit import Interfering, files, swept, uses
 from object_places import object_place
 
 import perdure
@@ -117,6 +117,35 @@ def test_a_value_that_is_removed_while_it_is_saved_again_is_stored_again(place: 
         swept(other)
         with pytest.raises(NotFound, match="not in this store any more: nothing was saved"):
             store.thread("late").save(loaded)
+
+
+def test_data_that_looks_like_a_reference_is_data(tmp_path: Path) -> None:
+    forged = ["perdure.External", 1, ["ab" * 32, 5]]
+    state = {"list": forged, "tag": {"^obj": forged}, "text": f'{{"^obj":["perdure.External",1,["{"ab" * 32}",5]]}}'}
+    for objects in (tmp_path, None):
+        with perdure.open(":memory:", objects=objects) as store:
+            first = store.thread("t").save(state)
+            assert store.thread("t").update({"n": 1}).state == state | {"n": 1}
+            store.thread("t").rollback(first)
+            assert store.thread("t").load().state == state
+            assert uses(store) == (0, 0)
+
+
+def test_an_object_that_is_written_after_its_removal_does_not_stay(tmp_path: Path) -> None:
+    with perdure.open(":memory:", objects=tmp_path) as store:
+        store.thread("erased").save({})
+        context, objects = store._context, store._context.objects
+
+        def erase() -> None:
+            context.objects = objects
+            store.ops.erase("erased")
+
+        context.objects = Interfering(objects, before=erase)
+        store.thread("t").save({"v": perdure.External(VIDEO)})
+        assert store.thread("t").load().state["v"].get() == VIDEO
+        assert len(files(tmp_path)) == 1
+        store.ops.erase("t")
+        assert files(tmp_path) == []
 
 
 @pytest.mark.parametrize("point", ["before", "after"])

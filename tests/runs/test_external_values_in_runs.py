@@ -103,6 +103,24 @@ def test_a_run_resumes_without_the_bytes_and_with_equal_values(lab: Lab, options
     assert lab.store.ops.verify().problems == ()
 
 
+def test_a_run_whose_value_is_missing_is_stuck_and_goes_on_when_it_is_back(lab: Lab, options: dict[str, Any]) -> None:
+    @lab.durable(name="missing")
+    async def missing(source: perdure.External[bytes]) -> int:
+        await lab(perdure.receive())
+        return len(source.get())
+
+    run = lab.run(missing, perdure.External(b"s" * 5000), id="one")
+    lab.store.send("one", "go on")
+    [path] = files(options["objects"])
+    data = path.read_bytes()
+    path.unlink()
+    lab.run(missing, perdure.External(b"s" * 5000), id="one")
+    assert run.refresh().status == "stuck"
+    path.write_bytes(data)
+    run.resume()
+    assert lab.run(missing, perdure.External(b"s" * 5000), id="one").result() == 5000
+
+
 def test_an_undo_reads_the_arguments_of_its_effect(lab: Lab) -> None:
     agent = Film(lab)
     run = lab.run(agent.film, perdure.External(b"s" * 5000), True, id="one")
@@ -175,6 +193,47 @@ def test_a_child_and_its_parent_each_refer_to_what_they_pass(lab: Lab) -> None:
     assert lab.store.get_run("parent").result().get().endswith(b"!")
 
 
+def test_a_state_with_stored_values_costs_a_step_no_more_commits(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    @perdure.step(name="counted.look")
+    def look(number: int) -> int:
+        return number
+
+    @perdure.durable(name="counted")
+    def counted() -> list[int]:
+        state, commits = perdure.state({"values": [perdure.External(bytes([n]) * 999) for n in range(5)]}), []
+        for number in range(4):
+            state["number"] = number
+            before = heard.count("commit")
+            look(number)
+            commits.append(heard.count("commit") - before)
+        return commits
+
+    with perdure.open(tmp_path / "s.db", objects=tmp_path, hook=heard.append, durability="normal") as store:
+        first, *others = store.run(counted).result()
+        assert first > 1
+        assert others == [1, 1, 1]
+
+
+def test_data_that_looks_like_a_reference_is_data(lab: Lab) -> None:
+    forged = ["perdure.External", 1, ["ab" * 32, 5]]
+
+    @lab.durable(name="forging.child")
+    async def child() -> Any:
+        return {"^obj": forged, "list": forged}
+
+    @lab.durable(name="forging.parent")
+    async def parent() -> Any:
+        state = perdure.state({"only": {"^obj": forged}})
+        state["child"] = await lab((await lab(perdure.spawn(child, id="child"))).result())
+        return dict(state)
+
+    child_result = {"^obj": forged, "list": forged}
+    assert lab.run(parent, id="parent").result() == {"only": {"^obj": forged}, "child": child_result}
+    assert uses(lab.store) == (0, 0)
+
+
 def test_messages_between_runs_refer_to_their_values(lab: Lab) -> None:
     @lab.durable(name="mail.receiver")
     async def receiver() -> Any:
@@ -217,6 +276,29 @@ def test_a_value_that_is_removed_before_it_is_referred_to_is_stored_again(lab: L
     removed.clear()
     run = lab.run(raced, id="again")
     assert run.result().get() == b"raced" * 99, "stored before: nothing is written"
+
+
+def test_an_owner_that_lost_its_run_refers_to_nothing(lab: Lab) -> None:
+    store, context = lab.store, lab.store._context
+
+    def lose() -> None:
+        store._run(change(Sql("UPDATE run SET fence = fence + 1, status = 'done', owner = NULL")()))
+        store.delete_run("lost")
+
+    context.objects = Interfering(context.objects, before=lose)
+
+    @lab.step(name="lost.make")
+    def make() -> perdure.External[bytes]:
+        return perdure.External(b"lost" * 99)
+
+    @lab.durable(name="lost")
+    async def lost() -> Any:
+        return await lab(make())
+
+    with pytest.raises(NotFound, match="there is no run 'lost'"):
+        lab.run(lost, id="lost")
+    assert uses(store) == (0, 0)
+    assert swept(store) == 1
 
 
 @pytest.mark.parametrize("point", ["before", "after"])

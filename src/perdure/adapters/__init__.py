@@ -63,7 +63,7 @@ from perdure.threads.thread import Thread
 from perdure.values.accelerator import speed as accelerator
 from perdure.values.codec import SIZE_MAX, Codec, decode, encode
 from perdure.values.diff import common_size
-from perdure.values.external import keys_of, noting
+from perdure.values.external import encode_noting, keys_of, noting
 from perdure.values.model_tags import ModelShape, model_texts
 from perdure.values.registry import REGISTRY
 
@@ -112,6 +112,7 @@ __all__ = [
     "common_size",
     "decode",
     "encode",
+    "encode_noting",
     "envelope_text",
     "event",
     "extend",

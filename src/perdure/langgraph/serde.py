@@ -12,7 +12,7 @@ from typing import Any
 from langgraph.checkpoint.serde.base import SerializerProtocol
 
 from perdure import External
-from perdure.adapters import Codec, decode, encode, noting
+from perdure.adapters import Codec, decode, encode, encode_noting
 from perdure.errors import Undecodable, UsageError
 
 _TYPE = "perdure"
@@ -42,10 +42,7 @@ class PerdureSerde:
 def value_to_text(value: Any, serde: SerializerProtocol) -> tuple[bytes, Sequence[External[Any]]]:
     """Encode a single value, such as a pending write. Return the large values that it refers to as well."""
     if isinstance(serde, PerdureSerde):
-        if serde.codec.values is None:
-            return encode(value, serde.codec), ()
-        with noting(serde.codec) as noted:
-            return encode(value, serde.codec), noted
+        return encode_noting(value, serde.codec)
     kind, data = serde.dumps_typed(value)
     return _OPAQUE + kind.encode() + _OPAQUE + data, ()
 

@@ -198,7 +198,7 @@ EXTERNAL = Table(
         Column("hash", "bytes"),
         Column("bytes", "int"),
         Column("at", "int"),  # when a save wanted it last
-        Column("is_written", "int"),  # 1: a save that refers to it was committed
+        Column("is_written", "int"),  # 1: its object is written
         Column("gone_at", "int", null=True),  # when it was retired
     ),
     ("name",),

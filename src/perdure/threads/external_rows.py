@@ -19,10 +19,11 @@ _USE = Sql(
         first = CASE WHEN external_use.first < excluded.first THEN external_use.first ELSE excluded.first END,
         last = CASE WHEN external_use.last > excluded.last THEN external_use.last ELSE excluded.last END"""
 )
-_WRITTEN = Sql(f"UPDATE external SET at = {{now}}, is_written = 1 WHERE {IS_THERE} RETURNING 1")
-# As the encoder writes it. In a text that is a value, the quotation marks are escaped.
-_MARK = b'"perdure.External"'
-_REFERENCE = re.compile(rb'"perdure\.External",1,\["([0-9a-f]{64})",\d+\]')
+_LOCK = Sql(f"UPDATE external SET at = {{now}} WHERE {IS_THERE} RETURNING 1")
+# As the encoder writes it. It escapes quotation marks in strings, and writes a dict that looks like a tag as pairs: so
+# no value of another kind has this text.
+_MARK = b'{"^obj":["perdure.External",'
+_REFERENCE = re.compile(rb'\{"\^obj":\["perdure\.External",1,\["([0-9a-f]{64})",\d+\]\]\}')
 
 
 HOUR_US = 3_600_000_000
@@ -60,6 +61,6 @@ def _use(tenant: int, tree: int, key: bytes, first: int, last: int) -> Statement
 def use_each(tenant: int, keys: Sequence[bytes], now: int, use: Callable[[bytes], Statement]) -> Writes:
     """Lock values, and write a use of each. Raises Retired."""
     for key in sorted(keys):  # in one order, so that two writers cannot deadlock
-        there, _ = yield Batch(_WRITTEN(tenant=tenant, hash=key, now=now), use(key))
+        there, _ = yield Batch(_LOCK(tenant=tenant, hash=key, now=now), use(key))
         if not there:
             raise Retired

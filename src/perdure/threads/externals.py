@@ -8,11 +8,11 @@ without its object. Tables of uses declare `holds_values`; collection asks all o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
-from perdure.errors import Conflict, Damaged, NotEncrypted, NotFound, Undecodable, UsageError
+from perdure.errors import Conflict, Damaged, NotEncrypted, NotFound, Undecodable, UsageError, ValueMissing
 from perdure.log.ids import first_id
 from perdure.storage.columns import EncryptedColumn
 from perdure.storage.domains import all_tables
@@ -32,20 +32,24 @@ _ATTEMPTS = 8  # an attempt fails only because a collection without grace has re
 KEPT_US = 30 * 24 * HOUR_US  # how long an object stays that nothing refers to: a backup may refer to it
 _PAGE = 200
 _BODY = EncryptedColumn("external.body", "bytes", ("hash",))
-_CLAIM = Sql(f"UPDATE external SET at = {{now}} WHERE {IS_THERE} RETURNING name, is_written")
+_CLAIM = Sql(f"UPDATE external SET at = {{now}} WHERE {IS_THERE} RETURNING name")
 _ADD = Sql(
     """INSERT INTO external (tenant, name, hash, bytes, at, is_written, gone_at)
     VALUES (:tenant, :name, :hash, :bytes, {now}, 0, NULL) ON CONFLICT DO NOTHING"""
 )
 _NAME = Sql(f"SELECT name FROM external WHERE {IS_THERE}")
+_IS_WRITTEN = Sql(f"SELECT 1 FROM external WHERE {IS_THERE} AND is_written = 1")
+_WRITTEN = Sql(
+    """UPDATE external SET at = {now}, is_written = 1
+    WHERE tenant = :tenant AND name = :name AND gone_at IS NULL RETURNING 1"""
+)
+_NOW = Sql("SELECT {now}")
 _LOCK = Sql("SELECT 1 FROM external WHERE tenant = :tenant AND gone_at IS NULL ORDER BY hash {for_update}")
 _IS_HELD = """EXISTS (SELECT 1 FROM {} r WHERE r.tenant = external_use.tenant AND r.tree = external_use.tree
     AND r.id BETWEEN external_use.first AND external_use.last AND r.body IS NOT NULL)"""
 _DROP_USES = """DELETE FROM external_use WHERE tenant = :tenant AND NOT {} AND (last < :started OR NOT EXISTS (
     SELECT 1 FROM thread t WHERE t.tenant = external_use.tenant AND t.tree = external_use.tree))"""
-_RETIRE = (
-    "UPDATE external SET gone_at = {{now}} WHERE tenant = :tenant AND gone_at IS NULL AND at <= {{now}} - :grace{}"
-)
+_RETIRE = "UPDATE external SET gone_at = {{now}} WHERE tenant = :tenant AND gone_at IS NULL AND at <= :until{}"
 _IS_USED = "EXISTS (SELECT 1 FROM {} u WHERE u.tenant = external.tenant AND u.hash = external.hash)"
 _LOST = """SELECT DISTINCT u.hash FROM {} u WHERE u.tenant = :tenant AND NOT EXISTS (SELECT 1 FROM external e
     WHERE e.tenant = u.tenant AND e.hash = u.hash AND e.gone_at IS NULL)"""
@@ -81,13 +85,18 @@ class Contents:
         return self._ctx.is_same_tenant(ctx)
 
     def content(self, key: bytes) -> Flow[bytes]:
-        """Return the content of a value, checked. Raises NotFound, Damaged."""
+        """Return the content of a value, checked. Raises ValueMissing, Damaged."""
         ctx, objects = self._ctx, objects_of(self._ctx)
         tenant = (yield from ctx.tenant()) or 0
         names = yield from fetch(_NAME, tenant=tenant, hash=key)
         if not names:
-            raise NotFound(f"the value {key.hex()} is not in this store: `perdure store verify` names what is missing")
-        stored = yield from aside(partial(objects.get, names[0][0]))
+            raise ValueMissing(
+                f"the value {key.hex()} is not in this store: `perdure store verify` names what is missing"
+            )
+        try:
+            stored = yield from aside(partial(objects.get, names[0][0]))
+        except NotFound as error:
+            raise ValueMissing(str(error)) from None
         if (cipher := (yield from _cipher(ctx, tenant, writes=False))) is not None:
             stored = cipher.decrypt(_BODY, stored, (key,))
         try:
@@ -137,30 +146,33 @@ def keep(ctx: StoreContext, keys: Iterable[bytes], values: Sequence[External[Any
     `values` are those that may be new. The others of `keys` are referred to by an older text.
     """
     tenant, new = (yield from ctx.ensure_tenant()), {value.hash: value for value in values}
+    if values:
+        objects_of(ctx)
     for key in sorted(set(keys)):
+        if (yield from fetch(_IS_WRITTEN, tenant=tenant, hash=key)):
+            continue
         content = None
         if (value := new.get(key.hex())) is not None:
-            objects_of(ctx)
             content = value.content(ctx.codec)
             if content is None and isinstance(value._reader, Contents) and not value._reader.is_of(ctx):
                 content = yield from aside(partial(value._reader.read, value))
-        if content is not None:
-            yield from _store(ctx, tenant, key, content)
-        elif not (yield from fetch(_NAME, tenant=tenant, hash=key)):
+        if content is None:
             raise NotFound(f"the value {key.hex()} is not in this store any more: nothing was saved")
+        yield from _store(ctx, tenant, key, content)
 
 
 def _store(ctx: StoreContext, tenant: int, key: bytes, content: bytes) -> Flow[None]:
-    name, is_written = yield from write(partial(_claim, ctx, tenant, key, len(content)))
-    if is_written:
-        return
+    name = yield from write(partial(_claim, ctx, tenant, key, len(content)))
     body = yield from aside(partial(packed, content))
     if (cipher := (yield from _cipher(ctx, tenant, writes=True))) is not None:
         body = cipher.encrypt(_BODY, body, (key,))
     yield from aside(partial(objects_of(ctx).put, name, body))
+    if not (yield from change(_WRITTEN(tenant=tenant, name=name, now=ctx.clock_us()))):
+        # A collection without grace has removed it before it was written, and does not look again.
+        yield from aside(partial(objects_of(ctx).delete, name))
 
 
-def _claim(ctx: StoreContext, tenant: int, key: bytes, size: int) -> Program[tuple[str, int]]:
+def _claim(ctx: StoreContext, tenant: int, key: bytes, size: int) -> Program[str]:
     now = ctx.clock_us()
     [rows] = yield Batch(_CLAIM(tenant=tenant, hash=key, now=now))
     if not rows:
@@ -169,11 +181,14 @@ def _claim(ctx: StoreContext, tenant: int, key: bytes, size: int) -> Program[tup
         _, rows = yield Batch(
             _ADD(tenant=tenant, name=name, hash=key, bytes=size, now=now), _CLAIM(tenant=tenant, hash=key, now=now)
         )
-    return rows[0][0], rows[0][1]
+    return str(rows[0][0])
 
 
 def referring(
-    ctx: StoreContext, values: Sequence[External[Any]], flow: Callable[[], Flow[T]], keys: Iterable[bytes] = ()
+    ctx: StoreContext,
+    values: Sequence[External[Any]],
+    flow: Callable[[], Generator[Any, Any, T]],
+    keys: Iterable[bytes] = (),
 ) -> Flow[T]:
     """Store values, then run a flow whose transaction refers to them. Repeat both if a value was removed in between."""
     if not values and not keys:
@@ -218,13 +233,15 @@ def _one(sql: Sql) -> Flow[list[Any]]:
 def _retire(tenant: int, now: int, grace: int) -> Program[None]:
     """Drop the uses by records that are gone, then retire the values without uses.
 
-    On PostgreSQL the lock waits for transactions that refer to a value, and the next statement sees what they wrote."""
+    On PostgreSQL the lock waits for transactions that refer to a value, and the next statement sees what they wrote. It
+    does not lock a value that is stored later: so what was stored or referred to since the lock was asked for stays.
+    """
     is_versioned = yield from installed()
     held = [_IS_HELD.format(table) for table in ("record", *(["record_past"] if is_versioned else []))]
-    yield Batch(_LOCK(tenant=tenant))
+    [[(began,)], _] = yield Batch(_NOW(now=now), _LOCK(tenant=tenant))
     yield Batch(Sql(_DROP_USES.format(f"({' OR '.join(held)})"))(tenant=tenant, started=first_id(now + _SECOND_US)))
     unused = "".join(f" AND NOT {_IS_USED.format(table)}" for table in _uses(is_versioned))
-    yield Batch(Sql(_RETIRE.format(unused))(tenant=tenant, now=now, grace=grace))
+    yield Batch(Sql(_RETIRE.format(unused))(tenant=tenant, now=now, until=began - grace))
 
 
 def _uses(is_versioned: bool) -> list[str]:
@@ -258,7 +275,7 @@ def verify(ctx: StoreContext, tenant: int) -> Flow[list[str]]:
         for (key,) in rows:
             try:
                 yield from Contents(ctx).content(bytes(key))
-            except (NotFound, Damaged, NotEncrypted) as error:
+            except (Damaged, NotEncrypted) as error:
                 wrong.append(str(error))
         after = rows[-1][0]
     return wrong

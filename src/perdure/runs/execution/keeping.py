@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from perdure.errors import StoreError
 from perdure.runs.execution.operation import Operation, Pause
-from perdure.runs.journal import values as run_values
+from perdure.runs.journal.values import OF_JOURNAL, refer
+from perdure.threads.externals import referring
 from perdure.values.external import External, keys_of
 
 if TYPE_CHECKING:
@@ -20,13 +22,13 @@ def keep(execution: Execution, values: Sequence[External[Any]], keys: Sequence[b
     A body may have run by now. So a cancelled task goes on, and is cancelled again at its next transaction, which
     records the end. If values cannot be stored, the run stops as if the entry could not be written.
     """
-    every = {*keys_of(values), *keys} - execution.kept_values
-    if not every:
+    if not (values or keys) or not (every := {*keys_of(values), *keys} - execution.kept_values):
         return
-    is_cancelled = False
+    is_cancelled, now = False, execution.ctx.clock_us()
+    uses = partial(refer, execution.tenant, execution.row.run, OF_JOURNAL, sorted(every), now)
     while True:
         try:
-            yield from run_values.keep(execution.ctx, execution.tenant, execution.row.run, values, sorted(every))
+            yield from referring(execution.ctx, values, partial(execution.journal.write_fenced, uses), every)
             yield Pause(0)  # here a cancellation during the last transaction arrives
             break
         except StoreError as error:

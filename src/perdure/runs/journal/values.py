@@ -7,17 +7,13 @@ Kinds: `OF_VALUE`, the arguments and the outcome, which stay as long as the run;
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from functools import partial
-from typing import Any, Final
+from typing import Final
 
 from perdure.runs.tables import OF_JOURNAL, OF_MAIL, OF_VALUE
-from perdure.storage.program import Batch, Flow, Program, Rows, Sql, Statement, write
-from perdure.threads.context import StoreContext
+from perdure.storage.program import Batch, Rows, Sql, Statement
 from perdure.threads.external_rows import use_each
-from perdure.threads.externals import referring
-from perdure.values.external import External
 
-__all__ = ["COPY", "DROP", "DROP_HISTORY", "OF_JOURNAL", "OF_MAIL", "OF_VALUE", "keep", "refer", "use"]
+__all__ = ["COPY", "DROP", "DROP_HISTORY", "OF_JOURNAL", "OF_MAIL", "OF_VALUE", "refer", "use"]
 
 _INTO = "INSERT INTO run_external (tenant, run, kind, hash)"
 _USE = Sql(f"{_INTO} VALUES (:tenant, :run, :kind, :hash) ON CONFLICT (tenant, run, kind, hash) DO NOTHING")
@@ -38,17 +34,3 @@ def use(tenant: int, run: int, kind: str, key: bytes) -> Statement:
 def refer(tenant: int, run: int, kind: str, keys: Sequence[bytes], now: int) -> Generator[Batch, list[Rows], None]:
     """Write that a run refers to values, inside another transaction. Raises Retired."""
     yield from use_each(tenant, keys, now, lambda key: use(tenant, run, kind, key))
-
-
-def keep(
-    ctx: StoreContext, tenant: int, run: int, values: Sequence[External[Any]], keys: Sequence[bytes]
-) -> Flow[None]:
-    """Store values that the journal of a run is about to refer to, and write that it does.
-
-    `values` are among `keys`; the others are stored already. Raises NotFound."""
-    op = partial(_refer, tenant, run, keys, ctx.clock_us())
-    yield from referring(ctx, values, partial(write, op), keys)
-
-
-def _refer(tenant: int, run: int, keys: Sequence[bytes], now: int) -> Program[None]:
-    yield from refer(tenant, run, OF_JOURNAL, keys, now)
