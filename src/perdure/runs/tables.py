@@ -170,8 +170,9 @@ RUN_BLOB = Table(
 OF_VALUE, OF_JOURNAL, OF_MAIL = "value", "journal", "mail"  # values of run_external.kind
 RUN_EXTERNAL = Table(
     "run_external",
-    (Column("run", "int"), Column("kind", "text"), Column("hash", "bytes")),
-    ("run", "kind", "hash"),
+    # Hash first: by number, text and bytes, a repair would take a row for one of run_value.
+    (Column("run", "int"), Column("hash", "bytes"), Column("kind", "text")),
+    ("run", "hash", "kind"),
     (Index("run_external_hash", "tenant, hash"),),
     looked_up=(("hash",),),
     owner="run",

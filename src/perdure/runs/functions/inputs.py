@@ -17,7 +17,7 @@ from blake3 import blake3
 from perdure.errors import Unstorable, UsageError
 from perdure.runs.functions.keys import IdempotencyKey
 from perdure.values.codec import encode
-from perdure.values.external import External, noting
+from perdure.values.external import External, encode_noting
 from perdure.values.registry import Codec
 
 if TYPE_CHECKING:
@@ -134,10 +134,11 @@ class Binder:
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], codec: Codec
     ) -> tuple[bytes, Sequence[External[Any]]]:
         """`text`, and the large values that it refers to. A caller that stores the text must keep them."""
-        if codec.values is None:
-            return self.text(args, kwargs, codec), ()
-        with noting(codec) as noted:
-            return self.text(args, kwargs, codec), noted
+        arguments = self.bind(args, kwargs)
+        try:
+            return (encode(arguments, codec), ()) if codec.values is None else encode_noting(arguments, codec)
+        except Unstorable as error:
+            raise self._named(error, arguments, codec) from error
 
     def _general(self, plan: SignaturePlan, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """Bind a call with keywords, *args or **kwargs, or raise TypeError if it does not fit."""

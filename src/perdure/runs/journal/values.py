@@ -16,11 +16,11 @@ from perdure.threads.external_rows import use_each
 __all__ = ["COPY", "DROP", "DROP_HISTORY", "OF_JOURNAL", "OF_MAIL", "OF_VALUE", "refer", "use"]
 
 _INTO = "INSERT INTO run_external (tenant, run, kind, hash)"
-_USE = Sql(f"{_INTO} VALUES (:tenant, :run, :kind, :hash) ON CONFLICT (tenant, run, kind, hash) DO NOTHING")
+_USE = Sql(f"{_INTO} VALUES (:tenant, :run, :kind, :hash) ON CONFLICT (tenant, run, hash, kind) DO NOTHING")
 # A fork begins with the arguments of its origin.
 COPY: Final = Sql(
     f"""{_INTO} SELECT tenant, CAST(:run AS bigint), kind, hash FROM run_external
-    WHERE tenant = :tenant AND run = :origin AND kind = '{OF_VALUE}' ON CONFLICT (tenant, run, kind, hash) DO NOTHING"""
+    WHERE tenant = :tenant AND run = :origin AND kind = '{OF_VALUE}' ON CONFLICT (tenant, run, hash, kind) DO NOTHING"""
 )
 DROP: Final = Sql("DELETE FROM run_external WHERE tenant = :tenant AND run = :run AND kind = :kind")
 DROP_HISTORY: Final = Sql(f"DELETE FROM run_external WHERE tenant = :tenant AND run = :run AND kind <> '{OF_VALUE}'")

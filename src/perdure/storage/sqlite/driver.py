@@ -195,7 +195,9 @@ class SqliteDriver:
 
     def append(self, statements: Sequence[Statement], counts: Sequence[int | None]) -> bool:
         """Run statements in one transaction, without the queue if no other writer is at work (see `Driver`)."""
-        self._check_write()
+        if os.getpid() != self._pid:  # `_check_write`, without a call: every save and step passes here
+            raise self._forked()
+        audit(WRITE_EVENT, self)
         try:
             return self._append(statements, counts)
         except PreparedHere:
