@@ -73,3 +73,40 @@ def test_a_value_that_is_stored_while_a_collection_runs_stays(
     [[gone]] = writer.run("SELECT gone_at FROM external WHERE hash = :key", key=KEY)
     assert gone is None
     writer.close()
+
+
+def test_a_value_that_another_writer_stores_and_a_collection_removes_is_stored_again(
+    store: perdure.Store, postgres_url: str
+) -> None:
+    """The other's row comes before this writer's own, and the collection holds it when this writer wants to have it."""
+    ctx, other, watcher = store._context, Session(postgres_url), Session(postgres_url)
+    tenant = store._run(ctx.ensure_tenant())
+    pid = other.connection.info.backend_pid
+    met: list[threading.Thread] = []
+
+    def retire_when_it_is_waited_for() -> None:
+        while not watcher.run("SELECT 1 FROM pg_stat_activity WHERE :pid = ANY(pg_blocking_pids(pid))", pid=pid):
+            assert threading.main_thread().is_alive()
+        other.run("UPDATE external SET gone_at = 1 WHERE hash = :key", key=KEY)
+        other.run("COMMIT")
+
+    def claiming() -> Program[str]:
+        program = externals._claim(ctx, tenant, KEY, len(CONTENT))
+        batch = next(program)
+        while True:
+            if not met and "INSERT INTO external" in batch.statements[0].sql.postgres:
+                other.run(externals._ADD, tenant=tenant, name="other", hash=KEY, bytes=1)
+                other.run("BEGIN")
+                other.run(externals._LOCK, tenant=tenant)
+                met.append(threading.Thread(target=retire_when_it_is_waited_for))
+                met[0].start()
+            try:
+                batch = program.send((yield batch))
+            except StopIteration as end:
+                return str(end.value)
+
+    name = store._run(write(claiming))
+    met[0].join()
+    assert watcher.run("SELECT name FROM external WHERE gone_at IS NULL") == [(name,)]
+    other.close()
+    watcher.close()

@@ -175,7 +175,7 @@ def _store(ctx: StoreContext, tenant: int, key: bytes, content: bytes) -> Flow[N
 def _claim(ctx: StoreContext, tenant: int, key: bytes, size: int) -> Program[str]:
     now = ctx.clock_us()
     [rows] = yield Batch(_CLAIM(tenant=tenant, hash=key, now=now))
-    if not rows:
+    while not rows:  # another writer may have stored it since, and a collection removed that
         [[(store, era)]] = yield Batch(STORE())
         name = f"{store}/{era}/{tenant}/{ctx.entropy(16).hex()}"
         _, rows = yield Batch(
