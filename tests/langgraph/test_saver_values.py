@@ -249,8 +249,8 @@ def test_a_forged_text_in_the_database_must_not_run(
     """With valid checksums: it is refused by a decoder that calls nothing whose name it finds."""
     marker = tmp_path / "ran"
     text = forged_texts(marker)[sort]
-    for module in ("checkpoints", "serde"):  # an encoder that writes the forged text
-        name = f"perdure.langgraph.{module}.encode"
+    # Encoders that write the forged text: of channels, and of pending writes.
+    for name in ("perdure.langgraph.checkpoints.encode", "perdure.values.external.encode"):
         monkeypatch.setattr(name, lambda value, codec: encode(value, codec).replace(b'"FORGE"', text))
     in_channel = put(saver, "channel", {"a": "FORGE"})
     in_write = put(saver, "write", {"a": 1})
