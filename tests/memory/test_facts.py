@@ -123,6 +123,10 @@ def test_an_embedder_finds_facts_that_say_the_same_in_other_words(tmp_path: Path
         ("Bob is the manager of Alice in the team", "Alice is the manager of Bob in the team"),
         ("The flight leaves Rome for Paris on Monday", "The flight leaves Paris for Rome on Monday"),
         ("Her appointment is on Monday at the dentist", "Her appointment is on Tuesday at the dentist"),
+        (
+            "Tuesday is the day on which the user goes swimming with his children in the public pool",
+            "Thursday is the day on which the user goes swimming with his children in the public pool",
+        ),
     ],
 )
 def test_facts_that_differ_in_a_name_or_a_denial_are_two(known: str, new: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 import perdure
 from perdure.memory import stored_indexes
+from perdure.memory.arrays import large_array
 from perdure.memory.models import Item
 from perdure.memory.scopes import searcher_of
 from perdure.memory.segments import IndexRow, IndexSegment
@@ -173,3 +174,8 @@ def test_a_read_only_store_and_a_snapshot_write_no_index(tmp_path: Path) -> None
     with perdure.open(path, read_only=True) as store:
         found(store)
     assert not Path(f"{path}{VOLATILE}").exists()
+
+
+def test_a_kernel_without_huge_pages_has_large_arrays_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmap.MADV_HUGEPAGE", 9999)  # an advice that no kernel knows
+    assert large_array((1000, 256), "i2").sum() == 0

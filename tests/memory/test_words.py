@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from time import process_time
 
 import pytest
 from hypothesis import given
@@ -26,6 +27,7 @@ from perdure.memory.words import CHARACTERS_WITH_CONTEXT, COUNT_MAX, ENGLISH, In
         ("9月3日の会議", ["9月", "月3", "3日", "日の", "の会", "会議", "9", "3"]),
         ("人々の村", ["人々", "々の", "の村"]),
         ("Die Straße, die STRASSE", ["die", "strass", "die", "strass"]),
+        ("STRA\u1e9eE", ["strass"]),
         ("I \u2764 🎸 music", ["music", "\u2764", "🎸"]),
         ("🇩🇪🇫🇷 \u2b50", ["🇩🇪", "🇫🇷", "\u2b50"]),
         ("the and of", []),
@@ -91,6 +93,12 @@ def test_what_is_there_is_found(text: str, queries: list[str]) -> None:
 )
 def test_a_query_has_no_words_that_say_nothing_in_its_language(query: str, words: list[str]) -> None:
     assert list(ENGLISH.query_terms(query)) == [term(word) for word in words]
+
+
+def test_a_long_name_takes_no_longer_than_a_text_of_its_length() -> None:
+    started = process_time()
+    pack("", labels="favoriteColor " + "a" * 40_000)
+    assert process_time() - started < 1  # quadratic time is many seconds
 
 
 def test_a_count_stays_within_its_byte() -> None:

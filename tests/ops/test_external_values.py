@@ -19,6 +19,8 @@ import perdure
 from perdure.encryption import KeyFile
 from perdure.errors import KeyMissing, NotFound, Unstorable, UsageError
 from perdure.forensics import sandbox
+from perdure.storage.program import Sql, change, fetch
+from perdure.threads.externals import collect, copy_values
 
 VIDEO = bytes(range(256)) * 400
 CHILD = """
@@ -208,6 +210,24 @@ def test_copies_have_the_values_or_are_refused(place: dict[str, Any], tmp_path: 
                 snapshot.release()
             assert swept(target) == 0
             assert target.thread("t").load().state["v"].get() == VIDEO
+
+
+def test_a_value_that_a_copy_is_about_to_use_stays(tmp_path: Path) -> None:
+    (tmp_path / "objects").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    with (
+        perdure.open(tmp_path / "a.db", objects=tmp_path / "objects") as source,
+        perdure.open(tmp_path / "b.db", objects=tmp_path / "elsewhere") as target,
+    ):
+        for store in (source, target):
+            store.thread("t").save({"v": perdure.External(VIDEO)})
+        key = bytes.fromhex(source.thread("t").load().state["v"].hash)
+        target.delete_thread("t")
+        target._run(change(Sql("UPDATE external SET at = 0")(tenant=None)))
+        copy_values(source._context, target._context, [key])
+        target._run(collect(target._context, target._run(target._context.ensure_tenant())))
+        there = target._run(fetch(Sql("SELECT count(*) FROM external WHERE gone_at IS NULL"), tenant=None))
+        assert there == [(1,)]
 
 
 @pytest.mark.parametrize("place", ["sqlite and a folder"], indirect=True)

@@ -343,6 +343,26 @@ def test_an_object_that_cannot_be_written_stops_the_run_and_not_its_function(lab
     assert lab.run(away, id="away").result().get() == b"away" * 99
 
 
+def test_a_result_whose_value_was_removed_stops_the_run_and_not_its_function(lab: Lab) -> None:
+    lab.store.thread("t").save({"film": perdure.External(b"gone" * 99)})
+    film = lab.store.thread("t").load().state["film"]
+    lab.store.delete_thread("t")
+    assert swept(lab.store) == 1
+
+    @lab.step(name="removed.take")
+    def take() -> perdure.External[bytes]:
+        return film
+
+    @lab.durable(name="removed")
+    async def removed() -> Any:
+        try:
+            return await lab(take())
+        except Exception:
+            return "caught"
+
+    assert lab.run(removed, id="removed").refresh().status == "stuck"
+
+
 def test_a_cancelled_task_records_an_effect_whose_result_is_being_stored(tmp_path: Path) -> None:
     (tmp_path / "objects").mkdir()
     done: list[str] = []

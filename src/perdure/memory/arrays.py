@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from contextlib import suppress
 from typing import Any
 
 from perdure.errors import ExtraMissing
@@ -29,5 +30,6 @@ def large_array(shape: tuple[int, ...], kind: Any) -> Array:
         return numpy.zeros(shape, kind)
     memory = mmap.mmap(-1, size, **_PRIVATE)
     if hasattr(mmap, "MADV_HUGEPAGE"):  # as numpy does
-        memory.madvise(mmap.MADV_HUGEPAGE)
+        with suppress(OSError):  # a kernel without huge pages refuses it
+            memory.madvise(mmap.MADV_HUGEPAGE)
     return numpy.frombuffer(memory, kind).reshape(shape)

@@ -143,7 +143,8 @@ def same_fact(ctx: StoreContext, path: str, value: Any) -> Flow[Item | None]:
 
     It has the same words, or a cosine of SAME_COSINE. A long sentence has that too if one word differs, and both have
     it if they name the same people in other roles. So sentences that differ in what `_fixed` returns are never the
-    same. Nor are those of fewer than three words, which mean something with their key alone.
+    same, nor those alike in meaning alone of which one begins with a word that the other lacks: it may be a name. Nor
+    are those of fewer than three words, which mean something with their key alone.
     """
     words = searcher_of(ctx).words
     sought, fixed = frozenset(words.stems(sentence(value))), _fixed(sentence(value), words)
@@ -153,7 +154,8 @@ def same_fact(ctx: StoreContext, path: str, value: Any) -> Flow[Item | None]:
         near = yield from nearest(ctx, path, sentence(value), _NEAR_MAX, by_meaning=by_meaning)
         for item, cosine in zip(near.items, near.cosines, strict=True):
             known = frozenset(words.stems(sentence(item.value)))
-            says_same = known == sought or (by_meaning and (cosine or 0) >= SAME_COSINE)
+            begin_alike = _first(sentence(value), words) <= known and _first(sentence(item.value), words) <= sought
+            says_same = known == sought or (by_meaning and (cosine or 0) >= SAME_COSINE and begin_alike)
             if len(known) >= _WORDS_MIN and fixed == _fixed(sentence(item.value), words) and says_same:
                 return item
     return None
@@ -168,6 +170,12 @@ def _fixed(text: str, analyzer: Analyzer) -> tuple[list[str], list[str], list[st
     negations = [word for word in map(str.casefold, words) if word in NEGATIONS]
     names = analyzer.stems(" ".join(word for word in words[1:] if word[0].isupper()))
     return sorted([*negations, *NEGATION.findall(text)]), sorted(_NUMBER.findall(text)), names
+
+
+def _first(text: str, analyzer: Analyzer) -> frozenset[str]:
+    """Return the stem of a capitalised first word, which may be a name; nothing of a stop word."""
+    word = _WORD.search(text)
+    return frozenset(analyzer.stems(word[0]) if word is not None and word[0][0].isupper() else ())
 
 
 def versions_of(

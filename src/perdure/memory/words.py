@@ -48,7 +48,7 @@ _SYMBOL = re.compile(
 _NAME = re.compile("[A-Z][A-Za-z]+")
 _FIRST_NAME = re.compile(r"\A\s*[A-Z][A-Za-z]+")
 _CAMEL = re.compile("(?<=[a-z0-9])(?=[A-Z])")
-_CAMEL_WORD = re.compile(r"\w*[a-z0-9][A-Z]\w*")
+_CAMEL_WORD = re.compile(r"\b\w*[a-z0-9][A-Z]\w*")  # begins at a boundary: long words would take quadratic time
 STEMMED_MAX = 64  # the tokenizer stems no longer words, and a cache should not keep them
 _KNOWN_MAX = 20_000  # words whose terms an analyzer keeps
 # What the tokenizer makes of ASCII: letters in lower case, digits, and separators.
@@ -221,7 +221,7 @@ def cut(text: str, *, has_accents: bool = False) -> list[str]:
     if text.isascii():
         return text.encode().translate(_ASCII).decode().split()
     tokenize = _tokenizers()[_ACCENTS if has_accents else _PLAIN]
-    return tokenize(unicodedata.normalize("NFKC", text).replace("ß", "ss").encode(errors="replace"))
+    return tokenize(unicodedata.normalize("NFKC", text).replace("ß", "ss").replace("ẞ", "SS").encode(errors="replace"))
 
 
 def folded(word: str) -> str:

@@ -141,7 +141,7 @@ def _cipher(ctx: StoreContext, tenant: int, *, writes: bool) -> Flow[Any]:
 
 
 def keep(ctx: StoreContext, keys: Iterable[bytes], values: Sequence[External[Any]] = ()) -> Flow[None]:
-    """Write the objects of values that a text is about to refer to, unless they are there. Raises NotFound.
+    """Write the objects of values that a text is about to refer to, unless they are there. Raises ValueMissing.
 
     `values` are those that may be new. The others of `keys` are referred to by an older text.
     """
@@ -157,7 +157,7 @@ def keep(ctx: StoreContext, keys: Iterable[bytes], values: Sequence[External[Any
             if content is None and isinstance(value._reader, Contents) and not value._reader.is_of(ctx):
                 content = yield from aside(partial(value._reader.read, value))
         if content is None:
-            raise NotFound(f"the value {key.hex()} is not in this store any more: nothing was saved")
+            raise ValueMissing(f"the value {key.hex()} is not in this store any more: nothing was saved")
         yield from _store(ctx, tenant, key, content)
 
 
@@ -285,7 +285,9 @@ def copy_values(source: StoreContext, target: StoreContext, keys: Sequence[bytes
     """Copy values to another store, before the threads that refer to them."""
     if source.objects is target.objects and (target.values_of or target) is (source.values_of or source):
         return
-    reader = Contents(source)
+    reader, tenant = Contents(source), drive(target.driver, target.ensure_tenant())
     for key in keys:
+        # One that is there may be unused: claimed, a collection leaves it until the copies of the threads refer to it.
+        drive(target.driver, change(_CLAIM(tenant=tenant, hash=key, now=target.clock_us())))
         value = External.of_content(key, drive(source.driver, reader.content(key)))
         drive(target.driver, keep(target, [key], [value]))

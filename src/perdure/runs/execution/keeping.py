@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from perdure.errors import StoreError
+from perdure.errors import PerdureError
 from perdure.runs.execution.operation import Operation, Pause
 from perdure.runs.journal.values import OF_JOURNAL, refer
 from perdure.threads.externals import referring
@@ -31,7 +31,7 @@ def keep(execution: Execution, values: Sequence[External[Any]], keys: Sequence[b
             yield from referring(execution.ctx, values, partial(execution.journal.write_fenced, uses), every)
             yield Pause(0)  # here a cancellation during the last transaction arrives
             break
-        except StoreError as error:
+        except PerdureError as error:
             execution.halt(error)
             raise
         except BaseException as error:
