@@ -212,6 +212,21 @@ def test_copies_have_the_values_or_are_refused(place: dict[str, Any], tmp_path: 
             assert target.thread("t").load().state["v"].get() == VIDEO
 
 
+def test_a_sandbox_writes_no_object_of_its_store(tmp_path: Path) -> None:
+    (tmp_path / "objects").mkdir()
+    with perdure.open(tmp_path / "a.db", objects=tmp_path / "objects") as store:
+        store.thread("t").save({"v": perdure.External(VIDEO)})
+        with sandbox(store.snapshot("s")) as box:
+            thread = box.thread("t")
+            thread.update({"new": perdure.External(b"new" * 99)})
+            state = thread.load().state
+            assert (state["v"].get(), state["new"].get()) == (VIDEO, b"new" * 99)
+            assert asyncio.run(thread.load().state["v"].aget()) == VIDEO
+            thread.rollback(list(thread.history())[-1])
+            assert thread.load().state["v"].get() == VIDEO
+        assert len(files(tmp_path / "objects")) == 1
+
+
 def test_a_value_that_a_copy_is_about_to_use_stays(tmp_path: Path) -> None:
     (tmp_path / "objects").mkdir()
     (tmp_path / "elsewhere").mkdir()

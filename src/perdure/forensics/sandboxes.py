@@ -24,6 +24,7 @@ from perdure.errors import NotFound, UsageError
 from perdure.memory.labels import path_of
 from perdure.memory.scopes import search_alike
 from perdure.storage.program import WRITE_EVENT, Driver, Program, drive, write_repair
+from perdure.threads.externals import Contents
 from perdure.transfers.memory import copy_memory
 from perdure.transfers.runs import copy_run, family_head
 from perdure.transfers.transfer import transfer_some
@@ -55,12 +56,35 @@ def sandbox(snapshot: Snapshot) -> Iterator[Sandbox]:
     live = snapshot._context
     with snapshot._live._open(":memory:", tenant=live.tenant_name) as store:
         store._context.codec, store._context.refuses_effects = live.codec, True
-        store._context.objects, store._context.values_of = live.objects, live
+        if live.objects is not None:
+            store._context.objects, store._context.values_of = _Objects(), live
+            store._context.codec = live.codec.with_values(Contents(store._context))
         search_alike(store._context, live)
         _drivers.add(store._context.driver.capabilities.base)
         _install()
         with _switched(True):
             yield Sandbox(snapshot, store)
+
+
+class _Objects:
+    """The large values that are saved in a sandbox: in memory, as its store is."""
+
+    def __init__(self) -> None:
+        self._data: dict[str, bytes] = {}
+
+    def __str__(self) -> str:
+        return "the memory of a sandbox"
+
+    def put(self, name: str, data: bytes) -> None:
+        self._data[name] = data
+
+    def get(self, name: str) -> bytes:
+        if name not in self._data:
+            raise NotFound(f"there is no object {name} in {self}")
+        return self._data[name]
+
+    def delete(self, name: str) -> None:
+        self._data.pop(name, None)
 
 
 class Sandbox:

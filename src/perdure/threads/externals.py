@@ -66,20 +66,35 @@ HAS_VALUES = Sql("SELECT 1 FROM external WHERE tenant = :tenant LIMIT 1")
 
 
 class Contents:
-    """Reads the values of a tenant (`values.external.Reader`)."""
+    """Reads the values of a tenant (`values.external.Reader`), in a copy in memory also those of its origin."""
 
     def __init__(self, ctx: StoreContext) -> None:
-        self._ctx = ctx.values_of or ctx
+        self._ctx = ctx
+        self._origin = None if ctx.values_of is None else Contents(ctx.values_of)
 
     @property
     def codec(self) -> Codec:
         return self._ctx.codec
 
     def read(self, external: External[Any]) -> bytes:
-        return drive(self._ctx.driver, self.content(bytes.fromhex(external.hash)))
+        return self.read_key(bytes.fromhex(external.hash))
+
+    def read_key(self, key: bytes) -> bytes:
+        """Return the content of a value, checked. Raises ValueMissing, Damaged."""
+        try:
+            return drive(self._ctx.driver, self.content(key))
+        except ValueMissing:
+            if self._origin is None:
+                raise
+            return self._origin.read_key(key)
 
     async def aread(self, external: External[Any]) -> bytes:
-        return await adrive(self._ctx.driver, self.content(bytes.fromhex(external.hash)))
+        try:
+            return await adrive(self._ctx.driver, self.content(bytes.fromhex(external.hash)))
+        except ValueMissing:
+            if self._origin is None:
+                raise
+            return await self._origin.aread(external)
 
     def is_of(self, ctx: StoreContext) -> bool:
         return self._ctx.is_same_tenant(ctx)
@@ -156,6 +171,8 @@ def keep(ctx: StoreContext, keys: Iterable[bytes], values: Sequence[External[Any
             content = value.content(ctx.codec)
             if content is None and isinstance(value._reader, Contents) and not value._reader.is_of(ctx):
                 content = yield from aside(partial(value._reader.read, value))
+        if content is None and ctx.values_of is not None:
+            content = yield from aside(partial(Contents(ctx.values_of).read_key, key))
         if content is None:
             raise ValueMissing(f"the value {key.hex()} is not in this store any more: nothing was saved")
         yield from _store(ctx, tenant, key, content)
@@ -262,8 +279,8 @@ def has_values(tenant: int) -> Flow[bool]:
 def verify(ctx: StoreContext, tenant: int) -> Flow[list[str]]:
     """Read every value that something refers to. Return what is wrong, as sentences.
 
-    If the store was opened without `objects=`, that is nothing."""
-    if ctx.objects is None:
+    If the store was opened without `objects=`, or is a copy in memory, that is nothing."""
+    if ctx.objects is None or ctx.values_of is not None:
         return []
     wrong: list[str] = []
     tables = _uses((yield from read(installed)))
@@ -283,11 +300,13 @@ def verify(ctx: StoreContext, tenant: int) -> Flow[list[str]]:
 
 def copy_values(source: StoreContext, target: StoreContext, keys: Sequence[bytes]) -> None:
     """Copy values to another store, before the threads that refer to them."""
-    if source.objects is target.objects and (target.values_of or target) is (source.values_of or source):
+    if target.values_of is not None:  # it reads them where they are
+        return
+    if source.objects is target.objects and target is (source.values_of or source):
         return
     reader, tenant = Contents(source), drive(target.driver, target.ensure_tenant())
     for key in keys:
         # One that is there may be unused: claimed, a collection leaves it until the copies of the threads refer to it.
         drive(target.driver, change(_CLAIM(tenant=tenant, hash=key, now=target.clock_us())))
-        value = External.of_content(key, drive(source.driver, reader.content(key)))
+        value = External.of_content(key, reader.read_key(key))
         drive(target.driver, keep(target, [key], [value]))
