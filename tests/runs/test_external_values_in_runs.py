@@ -345,7 +345,7 @@ def test_an_object_that_cannot_be_written_stops_the_run_and_not_its_function(lab
 
 def test_a_result_whose_value_was_removed_stops_the_run_and_not_its_function(lab: Lab) -> None:
     lab.store.thread("t").save({"film": perdure.External(b"gone" * 99)})
-    film = lab.store.thread("t").load().state["film"]
+    film: perdure.External[bytes] = lab.store.thread("t").load().state["film"]
     lab.store.delete_thread("t")
     assert swept(lab.store) == 1
 
