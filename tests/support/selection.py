@@ -91,6 +91,8 @@ FEW = {
     "test_a_graph_runs_as_in_memory": 5,
     "test_a_graph_that_changes_old_messages_in_place": 2,
     "test_a_history_is_what_its_checkpoints_are_one_by_one": 2,
+    "test_a_kill_between_object_and_checkpoint_loses_nothing": 2,
+    "test_a_kill_between_object_and_entry_loses_nothing": 2,
     "test_a_transfer_that_is_killed_leaves_all_or_nothing": 2,
     "test_a_transfer_that_is_killed_is_finished_by_the_same_call": 2,
     "test_a_random_program_beside_killed_workers_conserves_them_too": 0,
