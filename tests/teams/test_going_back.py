@@ -180,7 +180,9 @@ def test_control_without_the_fence_a_lost_owner_takes_a_message_out_of_turn(
         assert loose[0] != sql.postgres
         monkeypatch.setattr(mail, name, Sql(loose[0], sqlite=loose[1], seals=dict(sql.seals)))
     monkeypatch.setattr(mail, "_SAVE", GuardedHead("1 = 1"))
-    assert lost_turn(store) != [1, 2]
+    # An owner whose lease is renewed just then learns that it has lost its member, and stops by itself.
+    tenants = (store.tenant(f"{store._context.tenant_name} {number}") for number in range(6))
+    assert any(lost_turn(each) != [1, 2] for each in tenants)
 
 
 charged: list[tuple[Any, str]] = []
