@@ -151,7 +151,7 @@ class IndexSegment:
     def merge(cls, parts: list[IndexSegment]) -> IndexSegment:
         """Return one segment with the live versions of several.
 
-        The list is emptied on the way, so that what nobody else holds is not in memory twice.
+        The list is emptied on the way, so that arrays without another owner are not in memory twice.
         """
         columns: dict[str, list[Array]] = {}
         keys: list[Hashable] = []

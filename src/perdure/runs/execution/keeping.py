@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def keep(execution: Execution, values: Sequence[External[Any]], keys: Sequence[bytes] = ()) -> Operation[None]:
     """Store values, and write that the run's journal refers to them and to those of `keys`.
 
-    A body may have run by now. So a cancelled task goes on, and is cancelled again at its next transaction, which
+    A body may have run by now. So a cancelled task continues, and is cancelled again at its next transaction, which
     records the end. If values cannot be stored, the run stops as if the entry could not be written.
     """
     if not (values or keys) or not (every := {*keys_of(values), *keys} - execution.kept_values):
